@@ -1,0 +1,1 @@
+"""Gateway: takes calls, checks them, tokenizes, routes, submits and relays answers. Holds no model."""

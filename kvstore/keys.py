@@ -1,0 +1,79 @@
+"""Every Redis name, and the schema behind it.
+
+All names start with ``{octavo:<namespace>}:``; the braces keep one namespace in one cluster slot, so that a script may
+touch several keys. ``<worker>`` is a worker's id, ``<incarnation>`` one life of a process.
+
+==============================  ==================  ===================================================================
+name                            type                what
+==============================  ==================  ===================================================================
+``job:<request>``               hash                payload (octavo.v1.Job), digest (of the client's request), state
+                                                    (queued | running | ended), worker, worker_incarnation (submitted to),
+                                                    owner (incarnation that claimed it), gateway (incarnation that wants
+                                                    the answer), attempt, entry (id in the worker's stream), submitted_ms,
+                                                    deadline_ms (Redis clock, absent: none), next:<choice> (next token
+                                                    index), open (choices not ended), charge (tokens charged to the load),
+                                                    prompt_tokens, cached_tokens, finish. No TTL until it ended.
+``jobs:<worker>``               stream, group       one entry per accepted job that has not ended: request, class.
+                                ``workers``         Deleted when the job ends, so length = undelivered + pending.
+                                                    Never trimmed: admission bounds it.
+``log:<request>``               stream              token log: field ``d`` = octavo.v1.Deliveries with one delivery.
+                                                    Expires with its job.
+``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, model_key, block_size,
+                                                    context_length, ... and what the last heartbeat measured.
+``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms). Also names the dead
+                                                    ones until their jobs have been ended.
+``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, tokens.
+``gateway:<incarnation>``       string with TTL     lease of a gateway.
+``channel:<incarnation>``       pub/sub             to a gateway: octavo.v1.Deliveries. To a worker: a request id that
+                                                    was ended from outside. Only a doorbell: the log and the job decide.
+``model:<fingerprint>``         hash with TTL       what a gateway needs to serve a model without having it: the
+                                                    tokenizer's files, context, vocabulary. Renewed by its workers.
+==============================  ==================  ===================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "workers"
+"""Consumer group of every worker's stream. Consumers are named by incarnation."""
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names within one namespace."""
+
+    namespace: str = DEFAULT_NAMESPACE
+
+    def _name(self, *parts: str) -> str:
+        return ":".join((f"{{octavo:{self.namespace}}}", *parts))
+
+    @property
+    def workers(self) -> str:
+        return self._name("workers")
+
+    def job(self, request_id: str) -> str:
+        return self._name("job", request_id)
+
+    def jobs(self, worker: str) -> str:
+        return self._name("jobs", worker)
+
+    def log(self, request_id: str) -> str:
+        return self._name("log", request_id)
+
+    def worker(self, worker: str) -> str:
+        return self._name("worker", worker)
+
+    def load(self, worker: str, incarnation: str) -> str:
+        return self._name("load", worker, incarnation)
+
+    def gateway(self, incarnation: str) -> str:
+        return self._name("gateway", incarnation)
+
+    def channel(self, incarnation: str) -> str:
+        return self._name("channel", incarnation)
+
+    def model(self, fingerprint: str) -> str:
+        return self._name("model", fingerprint)

@@ -1,0 +1,1 @@
+"""Worker: a continuous batcher over a local paged KV pool."""

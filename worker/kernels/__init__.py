@@ -1,0 +1,1 @@
+"""The operations a model runs on: attention over pages and row-exact products."""

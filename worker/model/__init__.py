@@ -1,0 +1,1 @@
+"""Models: how weights are found, converted, loaded and run."""
