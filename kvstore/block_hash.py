@@ -1,0 +1,76 @@
+"""Names of token prefixes: a SHA-256 chain that is the same in every process, on every machine.
+
+::
+
+    root     = sha256("octavo/1" | fingerprint | block size | salt | adapter)     each field with its length before it
+    child(i) = sha256(child(i - 1) | token ids of block i, little-endian u32)
+
+Two equal hashes mean equal prefixes (everything before the block too) under one model, block size, salt and adapter.
+Changing this encoding means a new version string, as caches of both versions may live side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BlockHash = NewType("BlockHash", bytes)
+"""32 bytes."""
+
+VERSION = b"octavo/1"
+
+# array("I") is 4 bytes on every platform CPython supports, but C only promises 2.
+_NATIVE_U32 = array("I").itemsize == 4
+
+
+def root(fingerprint: str, block_size: int, salt: str = "", adapter: str = "") -> BlockHash:
+    """Hash of the empty prefix.
+
+    Each field is preceded by its length (u32, little-endian), so that no two different field lists have one encoding.
+    Raises ValueError when ``block_size`` is below 1.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size {block_size} is below 1")
+    digest = hashlib.sha256()
+    for field in (VERSION, fingerprint.encode(), struct.pack("<I", block_size), salt.encode(), adapter.encode()):
+        digest.update(struct.pack("<I", len(field)))
+        digest.update(field)
+    return BlockHash(digest.digest())
+
+
+def child(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Hash of the prefix that ``parent`` names plus one block of ``token_ids``.
+
+    Raises OverflowError or ValueError when an id does not fit u32.
+    """
+    return BlockHash(hashlib.sha256(parent + _encode(token_ids)).digest())
+
+
+def chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Hashes of all full blocks of ``token_ids``, in order; a partly filled last block has none."""
+    if block_size < 1:
+        raise ValueError(f"block_size {block_size} is below 1")
+    full = len(token_ids) // block_size
+    data = _encode(token_ids[: full * block_size])
+    stride = 4 * block_size
+    hashes: list[BlockHash] = []
+    parent = root
+    for start in range(0, full * stride, stride):
+        parent = BlockHash(hashlib.sha256(parent + data[start : start + stride]).digest())
+        hashes.append(parent)
+    return hashes
+
+
+def _encode(token_ids: Sequence[int]) -> bytes:
+    if not _NATIVE_U32:
+        return b"".join(token.to_bytes(4, "little") for token in token_ids)
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -1,0 +1,111 @@
+"""What can go wrong between a process and the broker.
+
+::
+
+    KvError
+    ├── BrokerError                 the broker answered with an error that has no class of its own
+    │   ├── BrokerUnreachable       no connection, no answer in time, or still loading; trying again may help
+    │   ├── BrokerAuth              wrong password, or the user may not do this
+    │   ├── BrokerTooOld            older than Redis 7.0
+    │   └── BrokerFull              maxmemory is reached: new work is refused, running work goes on
+    ├── SubmitError                 the job was not accepted
+    │   ├── RequestIdTaken          another payload already has this request id
+    │   ├── QueueFull               the worker's stream is at its bound
+    │   └── WorkerGone              the chosen worker lives no longer, was replaced, or is draining
+    ├── RegistrationError
+    │   └── WorkerIdTaken           a live worker has this id
+    ├── CommitGap                   a chunk does not follow on what is committed: a fault of the caller
+    └── MalformedValue              bytes in the broker that are not what they should be
+
+Exceptions of the Redis client never leave this package: ``client.translated`` turns them into these.
+"""
+
+# ruff: noqa: N818 (these names say what happened; a suffix would add nothing that `except` does not say)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class KvError(Exception):
+    """Base of all errors of this package."""
+
+
+class BrokerError(KvError):
+    """The broker answered with an error."""
+
+
+class BrokerUnreachable(BrokerError):
+    """No connection or no answer in time. Whether the command was executed is unknown."""
+
+
+class BrokerAuth(BrokerError):
+    """The broker refused the credentials, or the command for this user."""
+
+
+class BrokerTooOld(BrokerError):
+    """The broker's version is below the floor."""
+
+
+class BrokerFull(BrokerError):
+    """``maxmemory`` is reached; nothing was written."""
+
+
+class SubmitError(KvError):
+    """The job was not accepted; nothing was written."""
+
+
+class RequestIdTaken(SubmitError):
+    """Another payload already has this request id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id {request_id!r} is taken by another payload")
+        self.request_id = request_id
+
+
+class QueueFull(SubmitError):
+    """The worker's stream holds ``depth`` entries and may hold ``limit``."""
+
+    def __init__(self, worker: str, depth: int, limit: int) -> None:
+        super().__init__(f"the queue of worker {worker!r} is full: {depth} of {limit} entries")
+        self.worker = worker
+        self.depth = depth
+        self.limit = limit
+
+
+class WorkerGone(SubmitError):
+    """The worker's lease is not that of the incarnation the job was meant for, or it is draining."""
+
+    def __init__(self, worker: str, incarnation: str, why: str) -> None:
+        super().__init__(f"worker {worker!r} ({incarnation}) takes no jobs: {why}")
+        self.worker = worker
+        self.incarnation = incarnation
+
+
+class RegistrationError(KvError):
+    """The worker could not be registered."""
+
+
+class WorkerIdTaken(RegistrationError):
+    """A live worker has this id."""
+
+    def __init__(self, worker: str, holder: str) -> None:
+        super().__init__(f"worker id {worker!r} is held by a live process (incarnation {holder})")
+        self.worker = worker
+        self.holder = holder
+
+
+class CommitGap(KvError):
+    """Chunks that do not start at the next token index. Nothing was written for them; all others were."""
+
+    def __init__(self, expected: Mapping[str, int]) -> None:
+        super().__init__(f"chunks do not follow on what is committed; next indexes: {dict(expected)}")
+        self.expected = dict(expected)
+        """Next token index by request id."""
+
+
+class MalformedValue(KvError):
+    """Bytes that do not parse as what they should be."""
