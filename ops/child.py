@@ -1,0 +1,184 @@
+"""A process of the fleet: started, listened to, ended.
+
+Its stdout carries one line `ready {json}`; everything else that it says is for people and passed on, line by line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+LineSink = Callable[[str, str], None]
+"""Takes (name of the process, one line of what it said)."""
+
+TAIL_LINES = 40
+MAX_LINE = 8192
+"""Characters of one line that are kept; the rest of a longer one is dropped."""
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildFailed(Exception):  # noqa: N818 - an event, not a kind of error
+    """A process ended, or said nothing in time, before it was ready. The message carries its last lines."""
+
+
+class Child:
+    """One process and what it said. `ready` is its `ready` line once `wait_ready` returned."""
+
+    def __init__(self, name: str, arguments: Sequence[str], sink: LineSink) -> None:
+        self.name = name
+        self.arguments = tuple(arguments)
+        self.ready: dict[str, Any] = {}
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._sink = sink
+        self._process: asyncio.subprocess.Process | None = None
+        self._said_ready = asyncio.Event()
+        self._readers: list[asyncio.Task[None]] = []
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it."""
+        return self._running().returncode
+
+    async def start(self) -> None:
+        """Starts it, in a session of its own: Ctrl-C in the terminal reaches only the parent, which ends it in order.
+
+        It runs the interpreter that runs us, without the current folder on its import path (`-P`): a folder named
+        `worker` beside the user must not be taken for ours.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            *self.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()) if sys.platform == "linux" else None,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._readers = [
+            asyncio.create_task(self._read(self._process.stdout, may_be_ready=True)),
+            asyncio.create_task(self._read(self._process.stderr, may_be_ready=False)),
+        ]
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Waits for the `ready` line, `timeout` seconds at most.
+
+        Raises:
+            ChildFailed: it ended first, or took too long.
+        """
+        ended = asyncio.create_task(self.wait())
+        ready = asyncio.create_task(self._said_ready.wait())
+        try:
+            await asyncio.wait({ended, ready}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if self._said_ready.is_set() and self.returncode is None:
+                return
+            if ended.done():
+                how = describe_exit(ended.result())
+                raise ChildFailed(f"{self.name} {how} before it was ready{self._last_words()}")
+            raise ChildFailed(f"{self.name} was not ready within {timeout:g} s{self._last_words()}")
+        finally:
+            for task in (ended, ready):
+                task.cancel()
+            await asyncio.gather(ended, ready, return_exceptions=True)
+
+    async def wait(self) -> int:
+        """Waits for its end and for the last of what it said. Returns the exit status."""
+        status = await self._running().wait()
+        # A grandchild that inherited the pipes may keep them open: what it says later is not waited for.
+        await asyncio.wait(self._readers, timeout=1.0)
+        return status
+
+    async def stop(self, timeout: float) -> bool:
+        """Asks it to end (SIGTERM) and kills it when `timeout` seconds were not enough. True: it ended by itself."""
+        self.signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._running().wait(), timeout)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            await self.wait()
+            return False
+        await self.wait()
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal; nothing happens when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._running().send_signal(number)
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process
+
+    def _last_words(self) -> str:
+        return "".join(f"\n  {line}" for line in ("; its last lines:", *self.tail)) if self.tail else ""
+
+    async def _read(self, stream: asyncio.StreamReader, *, may_be_ready: bool) -> None:
+        async for line in lines(stream):
+            facts = parse_ready(line) if may_be_ready else None
+            if facts is not None:
+                self.ready = facts
+                self._said_ready.set()
+            elif line:
+                self.tail.append(line)
+                self._sink(self.name, line)
+
+
+async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines of a stream without their ends, long ones cut to `MAX_LINE`; a carriage return ends a line as well."""
+    held = b""
+    while chunk := await stream.read(65536):
+        *whole, held = (held + chunk).replace(b"\r", b"\n").split(b"\n")
+        for line in whole:
+            yield line[:MAX_LINE].decode(errors="replace").rstrip()
+        held = held[:MAX_LINE]
+    if held:
+        yield held.decode(errors="replace").rstrip()
+
+
+def parse_ready(line: str) -> dict[str, Any] | None:
+    """What a line `ready {json}` tells; None for any other line."""
+    if not line.startswith("ready {"):
+        return None
+    try:
+        facts = json.loads(line.removeprefix("ready "))
+    except json.JSONDecodeError:
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def describe_exit(status: int) -> str:
+    """`exited with status 3`, `was ended by SIGKILL`."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """For the new process, before it becomes the program: the kernel ends it when its parent ends, in whatever way."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def arm() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died in between
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arm

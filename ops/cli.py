@@ -1,0 +1,66 @@
+"""The `octavo` command: one group, whose subcommands load only when they run.
+
+A worker's imports (torch, transformers) take seconds and a gateway needs none of them, so nothing is imported before it
+is asked for, and `octavo --help` reads its lines from a table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A subcommand that is imported when it is called."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "up": Lazy("ops.up", "command", "Run a whole fleet in the foreground: broker, gateways, workers."),
+    "gateway": Lazy("gateway.__main__", "command", "Run one gateway."),
+    "worker": Lazy("worker.__main__", "command", "Run one worker."),
+    "generate": Lazy("ops.generate", "command", "Send one request and stream its answer to the terminal."),
+    "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
+    "workers": Lazy("ops.show", "workers", "Show the live workers."),
+    "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
+    "demo": Lazy("ops.demo", "command", "Start a fleet, ask it eight questions, show what happened, stop it."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group over `COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        command = getattr(importlib.import_module(lazy.module), lazy.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{lazy.module}.{lazy.attribute} is no click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="octavo")
+def main() -> None:
+    """Octavo: language models served by a fleet of workers.
+
+    Every option can also be set by an OCTAVO_* variable; each command's --help names them.
+    """
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The gateway as the command, the demo and the benchmark call it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf import json_format
+
+from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from types import TracebackType
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+_OPTIONS = [("grpc.max_receive_message_length", 64 * 1024 * 1024)]
+
+
+class BrokenStream(Exception):  # noqa: N818
+    """What a server sent breaks the service's promises: a gap, a repeat, no end or a second one."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one call produced so far. Times are seconds since the call was made."""
+
+    request_id: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish: str = ""
+    """Name of the FinishReason; empty until the end."""
+    stop_match: str = ""
+    error: str = ""
+    route: inference_pb2.Route | None = None
+    usage: inference_pb2.Usage | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    total_s: float | None = None
+
+    def add(self, response: inference_pb2.GenerateResponse, elapsed_s: float) -> str:
+        """Takes one response in and returns the text that it brought.
+
+        Raises:
+            BrokenStream: token indexes that are not contiguous, or output after the end.
+        """
+        self.request_id = self.request_id or response.request_id
+        before = len(self.text)
+        for chunk in response.chunks:
+            self._add_chunk(chunk, elapsed_s)
+        if response.HasField("route"):
+            self.route = response.route
+        if response.HasField("usage"):
+            self.usage = response.usage
+        return self.text[before:]
+
+    def end(self, elapsed_s: float) -> None:
+        """Notes the end of the call.
+
+        Raises:
+            BrokenStream: the answer has no terminal chunk.
+        """
+        self.total_s = elapsed_s
+        if not self.finish:
+            raise BrokenStream(f"{self.request_id or 'the call'} ended without a terminal chunk")
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Mean time between output tokens after the first; None with fewer than two."""
+        if self.first_token_s is None or self.last_token_s is None or len(self.token_ids) < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (len(self.token_ids) - 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "request_id": self.request_id,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish": self.finish,
+            "stop_match": self.stop_match,
+            "usage": plain(self.usage) if self.usage is not None else None,
+            "route": plain(self.route) if self.route is not None else None,
+            "timings": {
+                "first_token_s": self.first_token_s,
+                "seconds_per_token": self.seconds_per_token,
+                "total_s": self.total_s,
+            },
+        }
+
+    def _add_chunk(self, chunk: inference_pb2.Chunk, elapsed_s: float) -> None:
+        if self.finish:
+            raise BrokenStream(f"{self.request_id}: a chunk after the terminal one")
+        if chunk.start != len(self.token_ids) and (chunk.token_ids or chunk.finish):
+            raise BrokenStream(f"{self.request_id}: a chunk starts at {chunk.start}, expected {len(self.token_ids)}")
+        if chunk.token_ids:
+            self.first_token_s = elapsed_s if self.first_token_s is None else self.first_token_s
+            self.last_token_s = elapsed_s
+        self.token_ids.extend(chunk.token_ids)
+        self.text += chunk.text
+        if chunk.finish:
+            self.finish = inference_pb2.FinishReason.Name(chunk.finish)
+            self.stop_match = chunk.stop_match
+            self.error = chunk.error
+
+
+class Client:
+    """A connection to one gateway; an async context manager."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        # The generated stubs are untyped: their calls are typed here, once.
+        self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
+        self._fleet: Any = fleet_pb2_grpc.FleetStub(self._channel)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def responses(
+        self, request: inference_pb2.GenerateRequest, *, timeout: float | None = None
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """The stream of one Generate call. Leaving it early cancels the call.
+
+        Raises:
+            grpc.aio.AioRpcError: as the service says.
+        """
+        call = self._inference.Generate(request, timeout=timeout)
+        try:
+            async for response in call:
+                yield response
+        finally:
+            call.cancel()
+
+    async def generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        timeout: float | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """One whole answer; `on_text` gets its text as it comes.
+
+        Raises:
+            grpc.aio.AioRpcError: as the service says.
+            BrokenStream: the stream broke the service's promises.
+        """
+        answer = Answer(request_id=request.request_id)
+        started = time.monotonic()
+        async for response in self.responses(request, timeout=timeout):
+            text = answer.add(response, time.monotonic() - started)
+            if text and on_text is not None:
+                on_text(text)
+        answer.end(time.monotonic() - started)
+        return answer
+
+    async def cancel(self, request_id: str) -> bool:
+        """True when this call ended a live job."""
+        response = await self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
+        return bool(response.cancelled)
+
+    async def model(self, name: str = "") -> inference_pb2.Model:
+        """The model served; `name` may be empty where there is one only."""
+        model: inference_pb2.Model = await self._inference.GetModel(inference_pb2.GetModelRequest(name=name))
+        return model
+
+    async def workers(self) -> list[fleet_pb2.Worker]:
+        """The live workers, by id."""
+        response = await self._fleet.ListWorkers(fleet_pb2.ListWorkersRequest())
+        return sorted(response.workers, key=lambda worker: str(worker.id))
+
+    async def queues(self) -> list[fleet_pb2.Queue]:
+        """Every worker's queue, by worker."""
+        response = await self._fleet.GetQueues(fleet_pb2.GetQueuesRequest())
+        return sorted(response.queues, key=lambda queue: str(queue.worker))
+
+
+def chat_request(
+    messages: Sequence[tuple[str, str]],
+    *,
+    max_tokens: int | None = None,
+    sampling: inference_pb2.Sampling | None = None,
+    stop: Sequence[str] = (),
+) -> inference_pb2.GenerateRequest:
+    """A chat request; `messages` are (role, content) pairs. Without `sampling` the answer is greedy."""
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role=role, content=text) for role, text in messages])
+    return inference_pb2.GenerateRequest(
+        chat=chat,
+        sampling=sampling if sampling is not None else inference_pb2.Sampling(temperature=0.0),
+        stopping=inference_pb2.Stopping(max_tokens=max_tokens, stop=stop),
+    )
+
+
+def plain(message: Any) -> dict[str, Any]:
+    """A protobuf message as a dict: the .proto's field names, every field present, 64-bit numbers as numbers."""
+    fields = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    wide = {f.name for f in message.DESCRIPTOR.fields if f.cpp_type in (f.CPPTYPE_INT64, f.CPPTYPE_UINT64)}
+    return {name: int(value) if name in wide else value for name, value in fields.items()}
+
+
+def describe(error: grpc.aio.AioRpcError) -> str:
+    """One line for people: `UNAVAILABLE: no live worker`."""
+    return f"{error.code().name}: {error.details() or 'no details'}"
