@@ -13,8 +13,11 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 LineSink = Callable[[str, str], None]
 """Takes (name of the process, one line of what it said)."""
@@ -32,11 +35,12 @@ class ChildFailed(Exception):  # noqa: N818 - an event, not a kind of error
 class Child:
     """One process and what it said. `ready` is its `ready` line once `wait_ready` returned."""
 
-    def __init__(self, name: str, arguments: Sequence[str], sink: LineSink) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], sink: LineSink) -> None:
         self.name = name
         self.arguments = tuple(arguments)
         self.ready: dict[str, Any] = {}
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._environment = dict(environment)
         self._sink = sink
         self._process: asyncio.subprocess.Process | None = None
         self._said_ready = asyncio.Event()
@@ -45,6 +49,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._running().pid
+
+    @property
+    def running(self) -> bool:
+        """False before the start, too."""
+        return self._process is not None and self._process.returncode is None
 
     @property
     def returncode(self) -> int | None:
@@ -65,6 +74,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()) if sys.platform == "linux" else None,
         )
@@ -109,11 +119,15 @@ class Child:
         try:
             await asyncio.wait_for(self._running().wait(), timeout)
         except TimeoutError:
-            self.signal(signal.SIGKILL)
-            await self.wait()
+            await self.kill()
             return False
         await self.wait()
         return True
+
+    async def kill(self) -> None:
+        """Ends it at once and waits until it is gone. May be called when it has ended."""
+        self.signal(signal.SIGKILL)
+        await self.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; nothing happens when it has ended."""

@@ -28,6 +28,7 @@ COMMANDS = {
     "generate": Lazy("ops.generate", "command", "Send one request and stream its answer to the terminal."),
     "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
+    "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves; for container health checks."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
     "demo": Lazy("ops.demo", "command", "Start a fleet, ask it eight questions, show what happened, stop it."),
 }

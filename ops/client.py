@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 DEFAULT_TARGET = "127.0.0.1:50051"
-_OPTIONS = [("grpc.max_receive_message_length", 64 * 1024 * 1024)]
+# A proxy in the environment is for the outside, never on the way to a gateway.
+_OPTIONS = [("grpc.max_receive_message_length", 64 * 1024 * 1024), ("grpc.enable_http_proxy", 0)]
 
 
 class BrokenStream(Exception):  # noqa: N818

@@ -1,0 +1,141 @@
+"""What a fleet is told, and the command lines of its processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """Settings of a fleet. None leaves the choice to the process that it concerns. Times in seconds."""
+
+    workers: int = 1
+    gateways: int = 1
+    grpc_port: int = 50051
+    """Of the first gateway; the others take the next ones. 0: any free ones."""
+    metrics_port: int = 0
+    """Of the first process, gateways before workers; the others take the next ones. 0: any free ones."""
+    redis: str = ""
+    """URL of the broker; empty: an embedded one, started and stopped with the fleet."""
+    namespace: str = "default"
+    model: str = "smollm2-135m"
+    dtype: str = "auto"
+    device: str = "auto"
+    kv_tokens: int | None = None
+    block_size: int | None = None
+    max_running: int | None = None
+    step_tokens: int | None = None
+    threads: int | None = None
+    """Of each worker; None: the cores shared out among the workers."""
+    grace: float = 30.0
+    """How long streams may go on after the fleet was told to stop."""
+    start_timeout: float = 600.0
+
+    def worker_ids(self) -> list[str]:
+        """On a broker that several machines may share, the host's name keeps ids apart."""
+        host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:48]
+        prefix = f"{host}-w" if self.redis else "w"
+        return [f"{prefix}{index}" for index in range(self.workers)]
+
+    def threads_per_worker(self, cores: int) -> int:
+        """Threads of each worker on a machine of `cores` cores."""
+        return self.threads if self.threads is not None else max(1, cores // self.workers)
+
+    def gateway_arguments(self, index: int, grpc_port: int | None = None) -> list[str]:
+        """For `python -m`; `grpc_port` overrides the configured one (a gateway that comes back keeps its port)."""
+        port = _nth(self.grpc_port, index) if grpc_port is None else grpc_port
+        return [
+            "gateway",
+            *("--namespace", self.namespace),
+            *("--grpc-port", str(port)),
+            *("--metrics-port", str(_nth(self.metrics_port, index))),
+            *("--grace", f"{self.grace:g}"),
+        ]
+
+    def worker_arguments(self, index: int, cores: int) -> list[str]:
+        """For `python -m`."""
+        optional = {
+            "--kv-tokens": self.kv_tokens,
+            "--block-size": self.block_size,
+            "--max-running": self.max_running,
+            "--step-tokens": self.step_tokens,
+        }
+        return [
+            "worker",
+            *("--id", self.worker_ids()[index]),
+            *("--namespace", self.namespace),
+            *("--model", self.model),
+            *("--dtype", self.dtype),
+            *("--device", self.device),
+            *("--threads", str(self.threads_per_worker(cores))),
+            *("--metrics-port", str(_nth(self.metrics_port, self.gateways + index))),
+            *("--grace", f"{self.grace:g}"),
+            *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
+        ]
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _nth(base: int, index: int) -> int:
+    return base + index if base else 0
+
+
+def option(name: str, **settings: Any) -> Callable[[F], F]:
+    """An option that OCTAVO_<NAME> sets too."""
+    variable = "OCTAVO_" + name.lstrip("-").replace("-", "_").upper()
+    return click.option(
+        name, envvar=variable, show_envvar=True, show_default=settings.get("default") is not None, **settings
+    )
+
+
+def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
+    """The options that describe a fleet, with a command's own defaults; `fleet_config` reads them."""
+    positive, port = click.IntRange(min=1), click.IntRange(0, 65535)
+    options = [
+        option("--workers", type=positive, default=workers, help="Workers to start."),
+        option("--gateways", type=positive, default=1, help="Gateways to start."),
+        option("--grpc-port", type=port, default=grpc_port, help="Of the first gateway; others follow. 0: any free."),
+        option("--metrics-port", type=port, default=0, help="Of the first process; others follow. 0: any free ones."),
+        option("--redis", default="", help="URL of a Redis 7 or Valkey 8 server. Default: an embedded one."),
+        option("--namespace", default="default", help="The fleet's name within one Redis."),
+        option("--model", default="smollm2-135m", help="Folder of safetensors, GGUF file, or smollm2-135m."),
+        option("--dtype", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", help="Weights and K/V."),
+        option(
+            "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA if there is one."
+        ),
+        option("--kv-tokens", type=positive, default=None, help="Size of each worker's pool, in tokens."),
+        option("--block-size", type=positive, default=None, help="Tokens per block."),
+        option("--max-running", type=positive, default=None, help="Sequences in one step, at most."),
+        option("--step-tokens", type=positive, default=None, help="Tokens in one step, at most."),
+        option("--threads", type=positive, default=None, help="Of each worker. Default: the cores, shared out."),
+        option(
+            "--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that streams get to end at a stop."
+        ),
+    ]
+
+    def decorate(function: F) -> F:
+        for each in reversed(options):
+            function = each(function)
+        return function
+
+    return decorate
+
+
+def fleet_config(values: dict[str, Any]) -> FleetConfig:
+    """Takes its settings out of a command's values; what is left in `values` is the command's own."""
+    names = [field.name for field in fields(FleetConfig) if field.name in values]
+    return FleetConfig(**{name: values.pop(name) for name in names})
