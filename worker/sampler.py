@@ -1,0 +1,186 @@
+"""Choosing the next token of every sequence in one go.
+
+A row's token depends on its logits, its parameters and its random number, and on nothing else: not on the other rows,
+nor on how many there are, nor on the order in which a device adds numbers up. Two things see to that:
+
+- randomness is a function of (seed, choice, position), computed by Philox4x32-10, a counter-based generator;
+- probabilities are rounded down to multiples of 2^-40 before they are added up. Sums of such numbers are exact in
+  float64, so a cumulative distribution is the same whichever way it is computed, and what has no probability gets none.
+
+Ties are broken by the lower token id.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from worker.sequence import SamplingParams
+
+RESOLUTION: Final = 2.0**40
+"""Probabilities are counted in units of 1 / RESOLUTION."""
+
+BLOCK: Final = 128
+"""Tokens per block in the two-level search through a whole vocabulary."""
+
+WIDTHS: Final = (128, 2048)
+"""How many of the likeliest tokens are looked at for top-k and top-p before a whole vocabulary is sorted."""
+
+
+def sample(
+    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], choices: Sequence[int]
+) -> list[int | None]:
+    """Choose a token for every row of ``logits``, float32 ``[rows, vocabulary]`` on any device; only reads them.
+
+    ``positions`` are the tokens' indices among their sequences' outputs. A row is None when its logits hold a NaN or
+    +inf, or nothing but -inf. A token with logit -inf is never chosen.
+    """
+    if not params:
+        return []
+    # A NaN wins over every number, and the first of several equals over the others.
+    highest, tokens = logits.max(dim=-1)
+    drawn = [row for row, wanted in enumerate(params) if not wanted.greedy]
+    if drawn:
+        index = torch.tensor(drawn, device=logits.device)
+        own = [params[row] for row in drawn]
+        uniform = uniforms([p.seed for p in own], [choices[row] for row in drawn], [positions[row] for row in drawn])
+        chosen = _draw(logits[index], highest[index], own, torch.from_numpy(uniform).to(logits.device))
+        tokens = tokens.index_copy(0, index, chosen)
+    finite = torch.isfinite(highest).tolist()
+    return [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
+
+
+def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row, a multiple of 2^-53, from Philox4x32-10 with the seed as its key."""
+    key, choice, position = (np.array(column, dtype=np.uint64) for column in (seeds, choices, positions))
+    zero = np.zeros_like(key)
+    high, low, *_ = philox((_low(position), _high(position), _low(choice), zero), (_low(key), _high(key)))
+    return ((high << np.uint64(32) | low) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+Words = tuple["npt.NDArray[np.uint64]", ...]
+"""Columns of 32-bit words, kept in 64 bits so that a product loses nothing."""
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) over columns of words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = _high(product1) ^ c1 ^ k0, _low(product1), _high(product0) ^ c3 ^ k1, _low(product0)
+        k0, k1 = _low(k0 + np.uint64(0x9E3779B9)), _low(k1 + np.uint64(0xBB67AE85))
+    return c0, c1, c2, c3
+
+
+def _low(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return words & np.uint64(0xFFFFFFFF)
+
+
+def _high(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return words >> np.uint64(32)
+
+
+def _draw(
+    logits: torch.Tensor, highest: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor
+) -> torch.Tensor:
+    """Token ids int64 ``[rows]`` drawn from ``logits`` ``[rows, vocabulary]``, whose storage is overwritten."""
+    device, vocabulary = logits.device, logits.shape[-1]
+    temperatures = torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=device)
+    # The highest goes to 0 before the division, so that no temperature can make anything overflow upwards.
+    weights = torch.softmax((logits - highest[:, None]).div_(temperatures), dim=-1).mul_(RESOLUTION).floor_()
+    restricted = [row for row, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < vocabulary]
+    if not restricted:
+        return _draw_from_all(weights, uniform)
+    tokens = torch.empty(len(params), dtype=torch.int64, device=device)
+    few = torch.tensor(restricted, device=device)
+    tokens[few] = _draw_from_likeliest(logits[few], weights[few], [params[row] for row in restricted], uniform[few])
+    whole = sorted({*range(len(params))} - {*restricted})
+    if whole:
+        rest = torch.tensor(whole, device=device)
+        tokens[rest] = _draw_from_all(weights[rest], uniform[rest])
+    return tokens
+
+
+def _draw_from_all(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Invert the cumulative distribution over all tokens, in order of their ids: first the block, then the token."""
+    rows, vocabulary = weights.shape
+    if vocabulary % BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
+    blocks = weights.view(rows, -1, BLOCK)
+    up_to = blocks.double().sum(dim=-1).cumsum(dim=-1)
+    target = _target(uniform, up_to[:, -1])
+    block = _first_above(up_to, target)
+    before = torch.nn.functional.pad(up_to, (1, 0)).gather(1, block)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(dim=-1)
+    return (block * BLOCK + _first_above(inside + before, target))[:, 0].clamp_(max=vocabulary - 1)
+
+
+def _draw_from_likeliest(
+    logits: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor
+) -> torch.Tensor:
+    """Invert the cumulative distributions over what top-k and top-p leave, in order of likelihood.
+
+    Looks at as few of the likeliest tokens as will do. A row is settled when even the last token that it keeps is
+    likelier than the last one looked at: then no tie reaches across the edge, and a wider look would give the same.
+    """
+    device, vocabulary = logits.device, logits.shape[-1]
+    top_k = torch.tensor([[min(p.top_k or vocabulary, vocabulary)] for p in params], device=device)
+    top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
+    whole = weights.double().sum(dim=-1, keepdim=True)
+    tokens = torch.zeros(len(params), dtype=torch.int64, device=device)
+    pending = torch.arange(len(params), device=device)
+    # Every top-k cut must be inside what is looked at, for the mass that it leaves is what top-p is a share of.
+    widest_cut = max(p.top_k for p in params if p.top_k < vocabulary) if any(p.top_k for p in params) else 0
+    for width in (*(w for w in WIDTHS if widest_cut < w < vocabulary), vocabulary):
+        values, ids = _likeliest(logits[pending], width)
+        kept = _keep(weights[pending].gather(1, ids).double(), top_k[pending], top_p[pending], whole[pending])
+        up_to = kept.cumsum(dim=-1)
+        index = _first_above(up_to, _target(uniform[pending], up_to[:, -1])).clamp_(max=width - 1)
+        last = (kept > 0).sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0)
+        settled = (values.gather(1, last)[:, 0] > values[:, -1]) | (width == vocabulary)
+        tokens[pending[settled]] = ids.gather(1, index)[settled, 0]
+        pending = pending[~settled]
+        if len(pending) == 0:
+            break
+    return tokens
+
+
+def _likeliest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest ``width`` logits of each row and their token ids, highest first, lower id first among equals."""
+    if width == logits.shape[-1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    values, ids = logits.topk(width, dim=-1)  # in no particular order among equals
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _keep(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Zero what falls to top-k and then to top-p. Weights, float64 ``[rows, width]``, come in falling order.
+
+    Top-p keeps the smallest number of tokens that have at least its share of the mass that top-k left.
+    """
+    width = weights.shape[-1]
+    weights = weights.masked_fill(torch.arange(width, device=weights.device) >= top_k, 0.0)
+    mass = torch.where(top_k <= width, weights.sum(dim=-1, keepdim=True), whole)
+    before = weights.cumsum(dim=-1) - weights
+    return weights.masked_fill((before >= top_p * mass) & (top_p < 1), 0.0)
+
+
+def _target(uniform: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Which unit of ``total`` a random number points at: a whole number from 0 to ``total - 1``, ``[rows, 1]``."""
+    return torch.minimum((uniform * total).floor(), total - 1)[:, None]
+
+
+def _first_above(up_to: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Index of the first running total above the target, ``[rows, 1]``. 0 where the totals are NaN."""
+    return (up_to <= target).sum(dim=-1, keepdim=True)

@@ -1,0 +1,119 @@
+"""What goes into a step and what comes out: the seams between the engine, the model and the shell around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from worker.sequence import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One sequence's share of a forward pass: the tokens to compute, and where their keys and values live.
+
+    The lists belong to the engine: a runner reads them during the call and keeps neither.
+    """
+
+    token_ids: list[int]
+    """Tokens to compute, at positions ``start`` to ``start + len(token_ids) - 1``. Never empty."""
+    start: int
+    """Position of the first one. Positions before it have been computed and are readable through the table."""
+    block_table: list[int]
+    """Block ids in order: position ``p`` lives in ``block_table[p // block_size]``, slot ``p % block_size``."""
+    sample: bool
+    """Whether the logits after the last token are wanted."""
+
+
+class Runner(Protocol):
+    """A model over a paged cache. Implemented by ``worker.model``; the engine knows nothing else of a model."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits. Token ids are below it."""
+
+    @property
+    def block_size(self) -> int:
+        """Token positions per block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the cache; ids are 0 to ``num_blocks - 1``."""
+
+    def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+        """Run one step: write the rows' keys and values into their pages, attend to all positions before.
+
+        Returns the logits, float32 ``[number of rows with sample set, vocab_size]``, in row order. A row's result does
+        not depend on the other rows. A call that raised may be repeated with the same rows: it writes the same values
+        to the same slots.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step produced for one choice of a request."""
+
+    request_id: str
+    choice: int
+    start: int
+    """Index of ``token_ids[0]`` among the choice's output tokens; without tokens, how many there are so far."""
+    token_ids: tuple[int, ...]
+    text: str
+    """Text that became certain in this step. The joined texts of all outputs are the whole text."""
+    finish: Finish | None
+    stop_match: str
+    """The stop string that ended the text, or empty."""
+    error: str
+    """With ``Finish.ERROR``: what went wrong, for the caller to read."""
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache when the request was first admitted."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Output tokens so far, this step's included."""
+    first: bool
+    """True on the first output of a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine's state, and what it has counted since its start."""
+
+    running: int
+    waiting: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_used: int
+    prefix_queried: int
+    """Total of prompt tokens looked up in the prefix cache, each prompt once, at its first admission."""
+    prefix_hit: int
+    """Total of those that were found."""
+    evictions: int
+    """Total of cached blocks given up for new content."""
+    preemptions: int
+    """Total of times that a sequence was put back to wait for lack of blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats(EngineStats):
+    """What a step did, and the state it left behind."""
+
+    tokens: int
+    """Tokens computed in this step."""
+    sequences: int
+    """Sequences that took part in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The result of a step."""
+
+    outputs: tuple[Output, ...]
+    stats: StepStats
+    failures: tuple[Exception, ...] = ()
+    """What the runner raised in this step, with tracebacks, for the log. Empty in a healthy step. An exception is
+    listed even when the retry went well and no sequence had to end."""
