@@ -1,0 +1,151 @@
+"""``octavo worker``: one worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvstore.client import BrokerConfig, connect
+from kvstore.errors import KvError
+from kvstore.keys import DEFAULT_NAMESPACE
+from worker.config import MAX_ID_LENGTH, WorkerConfig
+from worker.model.errors import ModelError
+
+if TYPE_CHECKING:
+    from worker.loop import WorkerLoop
+
+logger = logging.getLogger("worker")
+
+
+def default_id() -> str:
+    """One worker per container or host needs no name; several on one host are told apart by their process."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return f"{host}-{os.getpid()}"[-MAX_ID_LENGTH:]
+
+
+def default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "octavo"
+
+
+def option(name: str, **kwargs: object) -> click.Option:
+    """An option that can also be given as ``OCTAVO_<NAME>``."""
+    return click.Option(
+        [name],
+        envvar="OCTAVO_" + name.lstrip("-").replace("-", "_").upper(),
+        show_envvar=True,
+        show_default=True,
+        **kwargs,  # type: ignore[arg-type]
+    )
+
+
+OPTIONS = [
+    option("--model", default="smollm2-135m", help="Directory of safetensors, GGUF file, or smollm2-135m."),
+    option("--model-name", default="", help="Name that clients ask for. Default: the model's own."),
+    option("--id", default="", help="Name of this worker, unique in its fleet. Default: host and process."),
+    option("--redis", default="redis://127.0.0.1:6379/0", help="URL of the broker."),
+    option("--namespace", default=DEFAULT_NAMESPACE, help="Fleet's name within one Redis."),
+    option("--dtype", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", help="Weights and K/V."),
+    option(
+        "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA where there is one."
+    ),
+    option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
+    option("--kv-tokens", type=click.IntRange(min=32), default=32768, help="Size of the pool, in tokens."),
+    option("--block-size", type=click.IntRange(1, 1024), default=16, help="Tokens per block."),
+    option("--max-running", type=click.IntRange(1, 4096), default=32, help="Sequences in one step, at most."),
+    option("--step-tokens", type=click.IntRange(16, 65536), default=512, help="Tokens in one step, at most."),
+    option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
+    option("--host", default="127.0.0.1", help="Address that metrics are served on."),
+    option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
+    option("--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that running jobs get at SIGTERM."),
+]
+
+
+def run(**flags: object) -> None:
+    """One worker: claims jobs from its Redis stream and runs them in a continuous batch."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(config_of(flags)))
+    except (KvError, ModelError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+command = click.Command("worker", callback=run, params=list(OPTIONS), help=run.__doc__)
+
+
+def config_of(flags: dict[str, object]) -> WorkerConfig:
+    """Flags as a checked configuration."""
+    given = dict(flags)
+    worker_id = str(given.pop("id")) or default_id()
+    if not re.fullmatch(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_LENGTH}}}", worker_id):
+        raise click.BadParameter(f"{worker_id!r} is not 1 to {MAX_ID_LENGTH} of [A-Za-z0-9._:-]", param_hint="--id")
+    broker = BrokerConfig(url=str(given.pop("redis")), namespace=str(given.pop("namespace")))
+    cache_dir = given.pop("cache") or default_cache()
+    config = WorkerConfig(id=worker_id, broker=broker, cache_dir=Path(str(cache_dir)).expanduser(), **given)  # type: ignore[arg-type]
+    if config.num_blocks < 2:
+        raise click.BadParameter(
+            f"{config.kv_tokens} tokens are less than two blocks of {config.block_size}", param_hint="--kv-tokens"
+        )
+    return config
+
+
+async def serve(config: WorkerConfig) -> None:
+    """Connects, loads, registers, serves; returns after a drain."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from kvstore.registry import Registry, new_incarnation
+    from worker import assemble
+    from worker.loop import WorkerLoop
+    from worker.metrics import WorkerMetrics
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    broker = await connect(config.broker)
+    prometheus = CollectorRegistry()
+    server, serving = start_http_server(config.metrics_port, addr=config.host, registry=prometheus)
+    address = f"{config.host}:{server.server_port}"
+    try:
+        worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), address, logger.info)
+        registry = Registry(broker)
+        await registry.publish_model(worker.card)
+        await registry.register(worker.info)
+        loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(prometheus))
+        ready = {
+            "worker": worker.info.id,
+            "incarnation": worker.info.incarnation,
+            "model": worker.info.model,
+            "metrics": address,
+        }
+        sys.stdout.write(f"ready {json.dumps(ready)}\n")
+        sys.stdout.flush()
+        await until_stopped(loop, stop)
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+        await broker.close()
+
+
+async def until_stopped(loop: WorkerLoop, stop: asyncio.Event) -> None:
+    """Runs the loop; the first signal begins its drain."""
+    running = asyncio.create_task(loop.run())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    loop.drain()
+    stopping.cancel()
+    await running
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,82 @@
+"""Puts a worker's parts together: model, pool, scheduler, engine, and what the fleet is told about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvstore.registry import ModelCard, WorkerInfo
+from worker.block_pool import BlockPool
+from worker.detokenize import TokenBytes
+from worker.engine import Engine
+from worker.model import hf, loader
+from worker.sampler import sample
+from worker.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker.config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A worker ready to serve."""
+
+    engine: Engine
+    info: WorkerInfo
+    card: ModelCard
+
+
+def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callable[[str], None]) -> Assembled:
+    """Loads the model and builds the engine around it. Takes seconds; run it in a thread.
+
+    Raises:
+        ModelError: the model can't be found, read or run.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    files = loader.resolve(
+        config.model, cache_dir=config.cache_dir, dtype=config.dtype, device=config.device, progress=progress
+    )
+    runner = hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)
+    scheduler = Scheduler(
+        BlockPool(config.num_blocks, config.block_size),
+        max_running=config.max_running,
+        token_budget=config.step_tokens,
+        context_length=files.context_length,
+    )
+    engine = Engine(
+        runner,
+        scheduler,
+        sampler=sample,
+        text_stream=TokenBytes.from_json(files.tokenizer_json).stream,
+        eos_token_ids=files.eos_token_ids,
+        fingerprint=runner.fingerprint,
+    )
+    name = config.model_name or files.name
+    info = WorkerInfo(
+        id=config.id,
+        incarnation=incarnation,
+        model=name,
+        fingerprint=runner.fingerprint,
+        device=files.device.type,
+        dtype=str(files.dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        context_length=engine.context_length,
+        vocab_size=runner.vocab_size,
+        kv_tokens=config.num_blocks * config.block_size,
+        max_running=scheduler.max_running,
+        metrics=metrics,
+    )
+    card = ModelCard(
+        name=name,
+        fingerprint=runner.fingerprint,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        tokenizer_json=files.tokenizer_json,
+        tokenizer_config=files.tokenizer_config,
+    )
+    return Assembled(engine, info, card)

@@ -1,0 +1,41 @@
+"""Configuration of one worker process, read once from flags and ``OCTAVO_*``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvstore.client import BrokerConfig
+
+MAX_ID_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What a worker is told. Sizes are in tokens, times in seconds."""
+
+    id: str
+    broker: BrokerConfig
+    model: str
+    model_name: str = ""
+    """Name that clients ask for; empty: the loader's name of the model."""
+    dtype: str = "auto"
+    device: str = "auto"
+    cache_dir: Path = Path("~/.cache/octavo")
+    kv_tokens: int = 32768
+    block_size: int = 16
+    max_running: int = 32
+    step_tokens: int = 512
+    """Token budget of one step: what bounds how long a chunk of a prompt delays the running streams."""
+    threads: int = 0
+    """Threads of a product; 0: one per core."""
+    host: str = "127.0.0.1"
+    metrics_port: int = 0
+    grace: float = 30.0
+    """How long running jobs may go on after SIGTERM, and jobs whose gateway has died."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv_tokens // self.block_size
