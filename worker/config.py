@@ -34,7 +34,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     metrics_port: int = 0
     grace: float = 30.0
-    """How long running jobs may go on after SIGTERM, and jobs whose gateway has died."""
+    """How long running jobs may go on after SIGTERM."""
 
     @property
     def num_blocks(self) -> int:

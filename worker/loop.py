@@ -15,21 +15,21 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.errors import CommitGap, KvError
 from kvstore.jobs import Claim, Commit, Jobs, JobState
-from kvstore.registry import HEARTBEAT_S, MODEL_RENEW_S, ModelCard, Registry, WorkerInfo
 from octavo.v1 import inference_pb2, job_pb2
 from worker.engine import AdmissionError, Engine
+from worker.heartbeat import Heartbeat
 from worker.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.client import Broker
+    from kvstore.registry import ModelCard, WorkerInfo
     from worker.config import WorkerConfig
     from worker.metrics import WorkerMetrics
 
@@ -40,10 +40,8 @@ COMMITS_AHEAD = 2
 BLOCK_MS = 500
 """How long one read of the worker's stream blocks; also how soon a drain is noticed."""
 RETRY_S = 0.2
-
-
-class LeaseLostError(RuntimeError):
-    """Another process took this worker's id: nothing that this one writes would be accepted."""
+ORPHAN_GRACE_S = 10.0
+"""How long a job goes on when its gateway has died."""
 
 
 class WorkerLoop:
@@ -62,11 +60,10 @@ class WorkerLoop:
         self._broker = broker
         self._engine = engine
         self._info = info
-        self._card = card
         self._metrics = metrics
         self._jobs = Jobs(broker)
-        self._registry = Registry(broker)
         self._journal = Journal(config.id)
+        self._heartbeat = Heartbeat(broker, info, card, self._journal, engine.stats, ORPHAN_GRACE_S)
         self._inbox: list[Claim] = []
         self._dropped: set[str] = set()
         self._commits: asyncio.Queue[list[job_pb2.Delivery]] = asyncio.Queue(COMMITS_AHEAD)
@@ -83,13 +80,14 @@ class WorkerLoop:
             logger.info("draining: %d running", len(self._journal.running))
             self._drained_by = time.monotonic() + self._config.grace
             self._draining.set()
+            self._heartbeat.drain()
             self._wake.set()
 
     async def run(self) -> None:
         """Serves until drained. Raises `LeaseLostError`, or whatever broke a part that can't go on without it."""
         committer = asyncio.create_task(self._committer(), name="committer")
         services = [
-            asyncio.create_task(self._heartbeat(), name="heartbeat"),
+            asyncio.create_task(self._heartbeat.run(), name="heartbeat"),
             asyncio.create_task(self._intake(), name="intake"),
             asyncio.create_task(self._doorbell(), name="doorbell"),
         ]
@@ -105,19 +103,13 @@ class WorkerLoop:
                 task.cancel()
             await asyncio.gather(stepper, committer, *services, return_exceptions=True)
             self._thread.shutdown(wait=True)
-            await self._leave()
+            await self._heartbeat.leave()
 
     async def _flush(self, committer: asyncio.Task[None]) -> None:
         """Waits until all output has reached Redis, but not beyond the grace time."""
         flushed = asyncio.create_task(self._commits.join())
         await asyncio.wait([flushed, committer], timeout=self._config.grace, return_when=asyncio.FIRST_COMPLETED)
         flushed.cancel()
-
-    async def _leave(self) -> None:
-        try:
-            await self._registry.leave(self._config.id, self._info.incarnation)
-        except KvError as error:
-            logger.warning("could not give back the lease, it will lapse: %s", error)
 
     # Steps
 
@@ -293,59 +285,6 @@ class WorkerLoop:
             if job is not None and job.state is JobState.ENDED:
                 ended.add(request_id)
         return ended
-
-    async def _heartbeat(self) -> None:
-        card_due = 0.0
-        gone: dict[str, float] = {}
-        while True:
-            try:
-                if time.monotonic() >= card_due:
-                    await self._registry.publish_model(self._card)
-                    card_due = time.monotonic() + MODEL_RENEW_S
-                if not await self._registry.renew(self._live_info()):
-                    raise LeaseLostError(f"another process holds the lease of worker {self._config.id}")
-                await self._end_orphans(gone)
-            except KvError as error:
-                logger.warning("heartbeat failed: %s", error)
-            await self._pause(HEARTBEAT_S)
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleeps, but not past the moment a drain begins: the router must learn of it at once."""
-        if self._info.state == "ready" and not self._draining.is_set():
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._draining.wait()
-            except TimeoutError:
-                pass
-        else:
-            await asyncio.sleep(seconds)
-
-    async def _end_orphans(self, gone: dict[str, float]) -> None:
-        """Ends jobs whose gateway has been dead for the grace time: nobody reads them."""
-        gateways = self._journal.gateways()
-        live = await self._registry.live_gateways(gateways) if gateways else set()
-        now = time.monotonic()
-        for gateway in [g for g in gone if g in live or g not in gateways]:
-            del gone[gateway]
-        for gateway in gateways - live:
-            gone.setdefault(gateway, now)
-        overdue = {g for g, since in gone.items() if now - since >= self._config.grace}
-        for request_id in self._journal.of_gateways(overdue):
-            logger.info("ending %s: its gateway is gone", request_id)
-            await self._jobs.cancel(request_id)
-
-    def _live_info(self) -> WorkerInfo:
-        stats = self._engine.stats()
-        if self._draining.is_set() and self._info.state != "draining":
-            self._info = replace(self._info, state="draining")
-        return replace(
-            self._info,
-            running=stats.running,
-            waiting=stats.waiting,
-            blocks_free=stats.blocks_free,
-            blocks_cached=stats.blocks_cached,
-            blocks_used=stats.blocks_used,
-        )
 
     def _publish_stats(self) -> None:
         self._metrics.engine(self._engine.stats())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from worker.step import StepStats
+    from worker.step import EngineStats, StepStats
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -45,7 +45,7 @@ class WorkerMetrics:
         self.step_tokens.observe(stats.tokens)
         self.step_sequences.observe(stats.sequences)
 
-    def engine(self, stats: StepStats) -> None:
+    def engine(self, stats: EngineStats) -> None:
         """Copies the engine's figures. Its totals only grow; the counters advance by the difference."""
         self.sequences.labels("running").set(stats.running)
         self.sequences.labels("waiting").set(stats.waiting)

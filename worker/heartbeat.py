@@ -1,0 +1,112 @@
+"""A worker's heartbeat: its lease, its model card, and the jobs whose gateway has died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvstore.errors import KvError
+from kvstore.jobs import Jobs
+from kvstore.registry import HEARTBEAT_S, MODEL_RENEW_S, ModelCard, Registry, WorkerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvstore.client import Broker
+    from worker.journal import Journal
+    from worker.step import EngineStats
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseLostError(RuntimeError):
+    """Another process took this worker's id: nothing that this one writes would be accepted."""
+
+
+class Heartbeat:
+    """Tells the fleet once a second that this worker lives, and how it does."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        info: WorkerInfo,
+        card: ModelCard,
+        journal: Journal,
+        stats: Callable[[], EngineStats],
+        orphan_grace_s: float,
+    ) -> None:
+        """``orphan_grace_s``: seconds that a job goes on after its gateway's lease has lapsed."""
+        self._registry = Registry(broker)
+        self._jobs = Jobs(broker)
+        self._info = info
+        self._card = card
+        self._journal = journal
+        self._stats = stats
+        self._orphan_grace_s = orphan_grace_s
+        self._draining = asyncio.Event()
+        self._gone: dict[str, float] = {}
+
+    def drain(self) -> None:
+        """Tells the fleet at once that this worker takes no more jobs."""
+        self._info = replace(self._info, state="draining")
+        self._draining.set()
+
+    async def run(self) -> None:
+        """Never returns. Raises LeaseLostError."""
+        card_due = 0.0
+        while True:
+            draining = self._draining.is_set()
+            try:
+                if not await self._registry.renew(self._live_info()):
+                    raise LeaseLostError(f"another process holds the lease of worker {self._info.id}")
+                if time.monotonic() >= card_due:
+                    await self._registry.publish_model(self._card)
+                    card_due = time.monotonic() + MODEL_RENEW_S
+                await self._end_orphans()
+            except KvError as error:
+                logger.warning("heartbeat failed: %s", error)
+            await self._pause(draining)
+
+    async def leave(self) -> None:
+        """Gives the lease back, so that the fleet need not wait for it to lapse."""
+        try:
+            await self._registry.leave(self._info.id, self._info.incarnation)
+        except KvError as error:
+            logger.warning("could not give back the lease, it will lapse: %s", error)
+
+    async def _pause(self, told: bool) -> None:
+        """Until the next beat, or until a drain begins that the fleet has not been told of."""
+        if told:
+            await asyncio.sleep(HEARTBEAT_S)
+            return
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._draining.wait()
+        except TimeoutError:
+            return
+
+    def _live_info(self) -> WorkerInfo:
+        stats = self._stats()
+        return replace(
+            self._info,
+            running=stats.running,
+            waiting=stats.waiting,
+            blocks_free=stats.blocks_free,
+            blocks_cached=stats.blocks_cached,
+            blocks_used=stats.blocks_used,
+        )
+
+    async def _end_orphans(self) -> None:
+        """Ends jobs whose gateway has been dead for the grace time: nobody reads them."""
+        gateways = self._journal.gateways()
+        live = await self._registry.live_gateways(gateways) if gateways else set()
+        now = time.monotonic()
+        dead = gateways - live
+        self._gone = {gateway: self._gone.get(gateway, now) for gateway in dead}
+        overdue = {gateway for gateway, since in self._gone.items() if now - since >= self._orphan_grace_s}
+        for request_id in self._journal.of_gateways(overdue):
+            logger.info("ending %s: its gateway is gone", request_id)
+            await self._jobs.cancel(request_id)
