@@ -1,16 +1,76 @@
-"""The connection to the broker: Redis 7.0 or newer, or Valkey."""
+"""The connection to the broker: Redis 7.0 or newer, or Valkey.
+
+Two kinds of client, as one cannot serve both uses:
+
+* ``Broker.commands``: short commands. A socket timeout, so that a dead peer is noticed; no retries of its own, as only
+  the caller knows whether doing something twice is harmless. ``call``, ``pipeline`` and ``script`` are the ways in:
+  they retry what is idempotent and translate exceptions.
+* ``Broker.blocking()``: blocking reads and subscriptions. No socket timeout (one shorter than the read would turn
+  silence into an error) and no retries (a read that is sent again after its reply was lost loses entries).
+
+A command whose task is cancelled, or that times out, closes its connection: the reply that is still on its way must
+not be read as the answer to the next command.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerTooOld, BrokerUnreachable
 from kvstore.keys import DEFAULT_NAMESPACE, Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from redis.asyncio import Redis
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FLOOR = (7, 0)
+"""Oldest Redis version. Valkey reports the Redis version it is compatible with (7.2.4)."""
+
+_BACKOFF_BASE_S = 0.05
+_BACKOFF_CAP_S = 1.0
+
+_AUTH = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
+# What passes by itself: a lost connection, a server that loads its data, or a failover in progress.
+_PASSING = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    ClusterDownError,
+    TryAgainError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +85,108 @@ class BrokerConfig:
     command_timeout_s: float = 5.0
     retries: int = 3
     """How often an idempotent command is sent again after a lost connection or reply."""
+    max_connections: int = 64
+    """Commands in flight at once; more wait for their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script, as sent."""
+
+    source: str
+    sha1: str
 
 
 class Broker:
     """One process's access to the broker. Made by ``connect``; one per event loop."""
 
-    config: BrokerConfig
-    keys: Keys
-    commands: Redis
-    malformed: int
-    """Values found in the broker that did not parse. Only ever grows."""
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.keys = Keys(config.namespace)
+        self.commands = _client(config, config.command_timeout_s)
+        self.malformed = 0
+        """Values found in the broker that did not parse. Only ever grows."""
+        self.retried = 0
+        """Commands sent again. Only ever grows."""
+        self._scripts = load_scripts()
+        # A bound of our own, since the pool answers a burst above its own bound with an error.
+        self._slots = asyncio.Semaphore(config.max_connections)
+        self._closed = False
 
-    async def call(self, *command: Any, retry: bool = True) -> Any:
-        """One command. ``retry=False`` where doing it twice differs from doing it once."""
-        raise NotImplementedError
+    async def call(self, *command: Any, retry: bool = True, **options: Any) -> Any:
+        """One command. ``retry=False`` where doing it twice differs from doing it once.
+
+        ``options`` are for the client's parser of the reply.
+        """
+        return await self._attempts(lambda: execute(self.commands, *command, **options), retry=retry)
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Several idempotent commands in one round trip; errors of single commands come back as values."""
-        raise NotImplementedError
+        """Several idempotent commands in one round trip, not as a transaction.
+
+        A command that the broker answers with an error of its own (a key of another type, no such group) has a
+        BrokerError in its place.
+        """
+        if not commands:
+            return []
+
+        async def run() -> list[Any]:
+            async with self.commands.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                replies: list[Any] = await pipe.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, (*_AUTH, *_PASSING, OutOfMemoryError)):
+                    raise reply
+            return replies
+
+        replies = await self._attempts(run, retry=True)
+        return [translate(reply) if isinstance(reply, RedisError) else reply for reply in replies]
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Runs ``lua/<name>.lua``, which must be idempotent: it is sent again after a lost reply."""
-        raise NotImplementedError
+        script = self._scripts[name]
+
+        async def run() -> Any:
+            try:
+                return await execute(self.commands, "EVALSHA", script.sha1, len(keys), *keys, *args)
+            except NoScriptError:
+                # A restarted or flushed server. EVAL loads it again for all later calls.
+                return await execute(self.commands, "EVAL", script.source, len(keys), *keys, *args)
+
+        return await self._attempts(run, retry=True)
 
     async def server_time_ms(self) -> int:
         """The broker's clock, milliseconds since the epoch."""
-        raise NotImplementedError
+        seconds, microseconds = await self.call("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
 
     def blocking(self) -> Redis:
-        """A new client for blocking reads and subscriptions: no socket timeout, no retries. The caller closes it
-        (``await client.aclose()``)."""
-        raise NotImplementedError
+        """A new client for blocking reads and subscriptions: no socket timeout, no retries.
+
+        The caller closes it (``await client.aclose()``).
+        """
+        return _client(self.config, None)
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
-        raise NotImplementedError
+        self._closed = True
+        await self.commands.aclose()
+
+    async def _attempts(self, do: Callable[[], Awaitable[T]], *, retry: bool) -> T:
+        failures = 0
+        while True:
+            if self._closed:
+                raise BrokerUnreachable("the connection to the broker was closed by this process")
+            try:
+                async with self._slots:
+                    with translated(self.config.url):
+                        return await do()
+            except BrokerUnreachable:
+                failures += 1
+                if not retry or failures > self.config.retries:
+                    raise
+            self.retried += 1
+            await asyncio.sleep(backoff_s(failures))
 
 
 async def connect(config: BrokerConfig) -> Broker:
@@ -68,4 +195,125 @@ async def connect(config: BrokerConfig) -> Broker:
     Raises BrokerUnreachable after ``connect_patience_s``, BrokerAuth and BrokerTooOld at once, ValueError for a URL
     that is none. Warns when the broker may evict keys. No message contains the password.
     """
-    raise NotImplementedError
+    broker = Broker(config)
+    try:
+        await _wait_until_reachable(broker)
+        await _check_server(broker)
+    except BaseException:
+        await broker.close()
+        raise
+    return broker
+
+
+async def execute(client: Redis, *command: Any, **options: Any) -> Any:
+    """One command, once, by the given client, with its own exceptions."""
+    return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
+
+
+def backoff_s(failures: int) -> float:
+    """Pause after the n-th failure in a row (from 1): exponential, with full jitter so that many processes that lost
+    the same server do not come back at once."""
+    return random.uniform(0.1, 1.0) * min(_BACKOFF_CAP_S, _BACKOFF_BASE_S * 2.0 ** min(failures, 10))
+
+
+def shown_url(url: str) -> str:
+    """``url`` without user, password and options."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{host}{port}{parts.path}"
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Turns exceptions of the Redis client into those of this package."""
+    try:
+        yield
+    except RedisError as error:
+        raise translate(error, url) from error
+
+
+def translate(error: RedisError, url: str = "") -> BrokerError:
+    """The one table from the client's exceptions to ours."""
+    where = f" at {shown_url(url)}" if url else ""
+    text = str(error) or type(error).__name__
+    if isinstance(error, _AUTH):
+        return BrokerAuth(f"broker{where} refused access: {text}")
+    if isinstance(error, OutOfMemoryError):
+        return BrokerFull(f"broker{where} is full: {text}")
+    if isinstance(error, _PASSING):
+        return BrokerUnreachable(f"broker{where} cannot be reached: {text}")
+    return BrokerError(f"broker{where}: {text}")
+
+
+def load_scripts() -> dict[str, Script]:
+    """All scripts by name. ``common.lua`` holds what several share and goes in after each script's first line, as
+    that line must stay first: it tells the server the script's flags."""
+    folder = resources.files(__package__) / "lua"
+    common = (folder / "common.lua").read_text(encoding="utf-8")
+    scripts: dict[str, Script] = {}
+    for file in folder.iterdir():
+        if file.name == "common.lua" or not file.name.endswith(".lua"):
+            continue
+        flags, _, body = file.read_text(encoding="utf-8").partition("\n")
+        source = f"{flags}\n{common}\n{body}"
+        # SHA-1 is how the server names scripts; nothing depends on its strength.
+        sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        scripts[file.name.removesuffix(".lua")] = Script(source, sha1)
+    return scripts
+
+
+def _client(config: BrokerConfig, socket_timeout: float | None) -> Redis:
+    # Options of the URL first, ours last: a URL may not switch on decoding or retries.
+    try:
+        options: dict[str, Any] = dict(parse_url(config.url))
+    except ValueError:
+        # Not chained: the original may quote a part of the URL, and with it of the password.
+        raise ValueError("not a URL of a broker: redis://, rediss:// or unix://, host, port and database") from None
+    options.update(
+        # Both pinned: the client's defaults for them have changed between versions.
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=socket_timeout,
+        retry=Retry(NoBackoff(), 0),
+        # Above our own bound on commands in flight, which makes callers wait instead of fail.
+        max_connections=config.max_connections + 1,
+    )
+    if "path" not in options:
+        options.update(socket_connect_timeout=config.connect_timeout_s, socket_keepalive=True)
+    return Redis.from_pool(ConnectionPool(**options))
+
+
+async def _wait_until_reachable(broker: Broker) -> None:
+    give_up = time.monotonic() + broker.config.connect_patience_s
+    failures = 0
+    while True:
+        try:
+            await broker.call("PING", retry=False)
+        except BrokerUnreachable as error:
+            failures += 1
+            pause = backoff_s(failures)
+            if time.monotonic() + pause >= give_up:
+                raise
+            if failures == 1:
+                logger.warning("%s; trying for %g s", error, broker.config.connect_patience_s)
+            await asyncio.sleep(pause)
+        else:
+            return
+
+
+async def _check_server(broker: Broker) -> None:
+    info: dict[str, Any] = await broker.call("INFO")
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < FLOOR:
+        floor = ".".join(map(str, FLOOR))
+        raise BrokerTooOld(f"broker at {shown_url(broker.config.url)} is version {version}; {floor} is the oldest")
+    policy = info.get("maxmemory_policy")
+    if policy != "noeviction":
+        logger.warning(
+            "broker at %s has maxmemory-policy %s: accepted jobs may be EVICTED, that is lost. Set it to noeviction.",
+            shown_url(broker.config.url),
+            policy,
+        )

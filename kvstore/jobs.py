@@ -1,21 +1,65 @@
-"""Jobs: submitted by gateways, claimed and committed by workers, ended by whoever has a reason."""
+"""Jobs: submitted by gateways, claimed and committed by workers, ended by whoever has a reason.
+
+Every write is one script call that may be repeated: submissions are known by request id, claims by owner, commits by
+attempt and token index, finishes by the job's state. So each is retried after a lost reply, and none is done twice.
+
+::
+
+    (none) --submit--> queued --claim--> running --commit of the last chunk--> ended --retention--> (none)
+                          |                 |                                    ^
+                          +-----------------+------- finish, end_orphans --------+
+"""
 
 from __future__ import annotations
 
+import logging
+import secrets
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from kvstore import queues as queues_module
+from kvstore.entries import Entry, EntryReader
+from kvstore.errors import BrokerFull, CommitGap, QueueFull, RequestIdTaken, WorkerGone
+from kvstore.keys import GROUP
+from kvstore.orphans import Reaper
+from kvstore.queues import QueueInfo
+from kvstore.registry import LEASE_TTL_MS
+from kvstore.token_log import encode, encode_terminal
+from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.v1 import inference_pb2, job_pb2
     from redis.asyncio import Redis
 
     from kvstore.client import Broker
 
-RETENTION_S = 600
+__all__ = [
+    "RETENTION_S",
+    "Claim",
+    "Commit",
+    "Entry",
+    "Finished",
+    "JobRecord",
+    "JobState",
+    "Jobs",
+    "QueueInfo",
+    "Submitted",
+]
+
+logger = logging.getLogger(__name__)
+
+RETENTION_S = 600.0
 """How long an ended job and its log stay readable, and its request id taken."""
+
+MAX_CHOICES = 1
+"""Choices a job may have in this version. Commits are ready for more; ending a job from outside is not yet."""
+
+MAX_DEADLINE_MS = 10**12
+"""Some thirty years: keeps sums with the clock exact in a script's doubles."""
 
 
 class Submitted(Enum):
@@ -48,21 +92,12 @@ class Finished(Enum):
     """It is not the attempt, or not the gateway's, that was expected."""
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
     """Where a job is in its life."""
 
     QUEUED = "queued"
     RUNNING = "running"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of a worker's stream."""
-
-    entry_id: str
-    request_id: str
-    """Empty when the entry was not written by ``submit``; ``claim`` drops such entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +109,11 @@ class Claim:
     remaining_ms: int | None
     """Until the deadline, by the broker's clock; 0 when it has passed, None when there is none."""
     queued_ms: int
-    """From submission to the (first) claim of this attempt."""
+    """From submission to the claim that began this attempt."""
     gateway: str
     entry_id: str
-    """Tells a job claimed again (a repeated claim, same entry) from one submitted anew under the same request id."""
+    """Tells a claim that was repeated (same entry) from a job submitted anew under its request id, after the broker
+    lost the first: that one is to be started afresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +124,7 @@ class JobRecord:
     state: JobState
     attempt: int
     owner: str
+    """Incarnation that claimed it; empty while queued."""
     worker: str
     worker_incarnation: str
     gateway: str
@@ -98,26 +135,19 @@ class JobRecord:
     finish: int | None
     """inference_pb2.FinishReason once it has ended."""
     submitted_ms: int
+    """By the broker's clock."""
     remaining_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """One worker's stream."""
-
-    worker: str
-    stream: str
-    undelivered: int
-    pending: int
-    oldest_age_ms: int
+    """As in Claim."""
 
 
 class Jobs:
-    """All that happens to a job."""
+    """All that happens to a job. Every method raises BrokerError; what else it raises is said there."""
 
-    def __init__(self, broker: Broker, *, retention_s: float = RETENTION_S) -> None:
+    def __init__(self, broker: Broker, *, retention_s: float = RETENTION_S, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
         self._broker = broker
-        self._retention_s = retention_s
+        self._retention_ms = int(retention_s * 1000)
+        self._reader = EntryReader(broker)
+        self._reaper = Reaper(broker, lease_ttl_ms, self._retention_ms)
 
     async def submit(
         self,
@@ -133,20 +163,47 @@ class Jobs:
         """Hands a job to a worker, once.
 
         ``digest`` names the client's payload; ``deadline_ms`` is the time left, in milliseconds. Raises
-        RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: cancel
-        it, or submit it again).
+        RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: submit it
+        again or cancel it) and ValueError for a job that no gateway should let through.
         """
-        raise NotImplementedError
+        if not job.request_id or not job.prompt_token_ids or max(job.n, 1) > MAX_CHOICES:
+            raise ValueError("a job needs a request id, a prompt and one choice")
+        keys = self._broker.keys
+        submission = secrets.token_hex(8)
+        prompt = len(job.prompt_token_ids)
+        args: list[Any] = [
+            *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
+            *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
+            *(prompt + job.stopping.max_tokens, prompt, max(job.n, 1), job.priority),
+        ]
+        names = [
+            *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
+            keys.load(worker, worker_incarnation),
+        ]
+        try:
+            answer, *details = await self._broker.script("submit", names, args)
+        except BrokerFull:
+            # It may be there already, from an attempt whose reply was lost or from another gateway.
+            answer, *details = await self._broker.script("attach", names[:1], [digest, submission, gateway])
+            if answer == b"unknown":
+                raise
+        if answer == b"taken":
+            raise RequestIdTaken(job.request_id)
+        if answer == b"full":
+            raise QueueFull(worker, int(details[0]), max_queue)
+        if answer == b"gone":
+            raise WorkerGone(worker, worker_incarnation, details[0].decode(errors="replace"))
+        return Submitted(answer.decode())
 
     async def next_entries(
         self, blocking_client: Redis, worker: str, incarnation: str, count: int, block_ms: int
     ) -> list[Entry]:
-        """Up to ``count`` entries of the worker's stream; empty after ``block_ms`` without any.
+        """Up to ``count`` entries of the worker's stream; empty after ``block_ms`` without any, or sooner.
 
         After a failed or cancelled read (and at first) the consumer's own pending entries come first, as a reply that
-        was lost may have carried them: claims of jobs that already run are then repeated. Raises BrokerError.
+        was lost may have carried them: ``claim`` then repeats claims of jobs that already run, see ``Claim.entry_id``.
         """
-        raise NotImplementedError
+        return await self._reader.read(blocking_client, worker, incarnation, count, block_ms)
 
     async def claim(self, worker: str, incarnation: str, entries: Sequence[Entry]) -> list[Claim]:
         """Makes this incarnation the owner of the entries' jobs, in one call.
@@ -154,15 +211,61 @@ class Jobs:
         Entries whose job has ended or vanished are removed and left out. Claiming again what one owns gives the same
         claim. Empty when another incarnation holds the worker's lease.
         """
-        raise NotImplementedError
+        if not entries:
+            return []
+        keys = self._broker.keys
+        names = [keys.jobs(worker), keys.worker(worker), keys.load(worker, incarnation)]
+        names += [keys.job(entry.request_id) for entry in entries]
+        args = [GROUP, worker, incarnation, keys.load(worker, "")]
+        args += [entry.entry_id for entry in entries]
+        now, *answers = await self._broker.script("claim", names, args) or [0]
+        claims: list[Claim] = []
+        for entry, answer in zip(entries, answers, strict=False):
+            if answer == 0:
+                continue
+            job = _parse_job(answer[0], entry.request_id)
+            if job is None:
+                self._broker.malformed += 1
+                logger.warning("job %s ended: its payload does not parse", entry.request_id)
+                await self._fail_unreadable(entry.request_id)
+                continue
+            claims.append(_claim(entry, job, answer, int(now)))
+        return claims
 
     async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
         """Writes what a step produced, in one call; one result for each delivery, in order.
 
-        May be repeated freely. Raises CommitGap when chunks do not follow on what is committed (all others are
-        written), ValueError for a chunk with neither tokens nor finish.
+        Each delivery goes to its job's log and to its gateway's channel. A chunk with a finish ends its choice; the
+        last choice to end ends the job, which leaves the stream and is refunded. May be repeated freely.
+
+        Raises CommitGap when chunks do not follow on what is committed (all others are written; commit them again for
+        their results), ValueError for a chunk with neither tokens nor finish (nothing is written).
         """
-        raise NotImplementedError
+        if not deliveries:
+            return []
+        keys = self._broker.keys
+        names = [keys.jobs(worker), keys.load(worker, incarnation)]
+        args: list[Any] = [GROUP, incarnation, keys.channel(""), self._retention_ms]
+        for delivery in deliveries:
+            chunk = delivery.chunk
+            if not chunk.token_ids and not chunk.finish:
+                # It could not be told from its own repetition.
+                raise ValueError(f"request {delivery.request_id}: a chunk with neither tokens nor finish")
+            names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
+            args += [
+                *(delivery.attempt, chunk.choice, chunk.start, chunk.start + len(chunk.token_ids), int(chunk.finish)),
+                delivery.route.cached_tokens if delivery.HasField("route") else "",
+                encode([delivery]),
+            ]
+        answers = await self._broker.script("commit", names, args)
+        gaps = {
+            delivery.request_id: int(answer[0])
+            for delivery, answer in zip(deliveries, answers, strict=True)
+            if isinstance(answer, list)
+        }
+        if gaps:
+            raise CommitGap(gaps)
+        return [_COMMITS[answer] for answer in answers]
 
     async def finish(
         self,
@@ -174,22 +277,118 @@ class Jobs:
         expect_attempt: int | None = None,
         expect_gateway: str | None = None,
     ) -> Finished:
-        """Ends a job from outside: writes its terminal delivery (no usage, start 0) and rings gateway and owner."""
-        raise NotImplementedError
+        """Ends a job from outside, once.
+
+        Writes a last delivery (attempt 0, start 0, no usage: its reader completes it from ``get``) to the log and to
+        the gateway's channel, and the request id to the owner's channel.
+        """
+        keys = self._broker.keys
+        answer = await self._broker.script(
+            "finish",
+            [keys.job(request_id), keys.log(request_id)],
+            [
+                *(GROUP, keys.prefix, self._retention_ms, int(finish)),
+                encode_terminal(request_id, finish, failure, error),
+                "" if expect_attempt is None else expect_attempt,
+                "" if expect_gateway is None else expect_gateway,
+                secrets.token_hex(8),
+            ],
+        )
+        return Finished(answer.decode())
 
     async def cancel(self, request_id: str, *, gateway: str | None = None) -> Finished:
         """``finish`` with CANCELLED; with ``gateway``, only while the job is that gateway's."""
-        raise NotImplementedError
+        return await self.finish(
+            request_id,
+            finish=inference_pb2.CANCELLED,
+            failure=job_pb2.FAILURE_NONE,
+            error="",
+            expect_gateway=gateway,
+        )
 
     async def get(self, request_id: str) -> JobRecord | None:
-        """None when unknown."""
-        raise NotImplementedError
+        """None when there is no such job, or its retention is over."""
+        choices = [f"next:{choice}" for choice in range(MAX_CHOICES)]
+        (seconds, micros), stored = await self._broker.pipeline(
+            [("TIME",), ("HMGET", self._broker.keys.job(request_id), *_RECORD, *choices)]
+        )
+        return _parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
 
     async def end_orphans(self) -> list[str]:
-        """Ends the jobs of dead workers and of replaced incarnations; their request ids. Any gateway may run it at
-        any time."""
-        raise NotImplementedError
+        """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids.
+
+        They end with ERROR and FAILURE_UNAVAILABLE. What a replaced incarnation had not read is left for its
+        successor. Any gateway may run this at any time, together with others.
+        """
+        return await self._reaper.run()
 
     async def queues(self) -> list[QueueInfo]:
         """All workers' streams, by worker id. Two round trips."""
-        raise NotImplementedError
+        return await queues_module.queues(self._broker)
+
+    async def _fail_unreadable(self, request_id: str) -> None:
+        await self.finish(
+            request_id,
+            finish=inference_pb2.ERROR,
+            failure=job_pb2.FAILURE_INTERNAL,
+            error="the job's payload does not parse",
+        )
+
+
+# In the order of the codes in commit.lua.
+_COMMITS = (Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED)
+
+_RECORD = (
+    *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
+    *("prompt_tokens", "cached_tokens", "submitted_ms", "deadline_ms", "finish"),
+)
+
+
+def _bounded(deadline_ms: int) -> int:
+    return min(max(deadline_ms, 0), MAX_DEADLINE_MS)
+
+
+def _remaining(deadline_ms: bytes | None, now_ms: int) -> int | None:
+    return max(0, int(deadline_ms) - now_ms) if deadline_ms else None
+
+
+def _parse_job(payload: bytes | None, request_id: str) -> job_pb2.Job | None:
+    try:
+        job = job_pb2.Job.FromString(payload or b"")
+    except DecodeError:
+        return None
+    return job if job.request_id == request_id and job.prompt_token_ids else None
+
+
+def _claim(entry: Entry, job: job_pb2.Job, answer: list[bytes], now_ms: int) -> Claim:
+    _, attempt, gateway, submitted_ms, claimed_ms, deadline_ms = answer
+    return Claim(
+        job=job,
+        attempt=int(attempt),
+        remaining_ms=_remaining(deadline_ms, now_ms),
+        queued_ms=max(0, int(claimed_ms) - int(submitted_ms)),
+        gateway=gateway.decode(),
+        entry_id=entry.entry_id,
+    )
+
+
+def _parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
+    if not isinstance(stored, list) or stored[0] is None:
+        return None
+    state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
+    prompt_tokens, cached_tokens, submitted_ms, deadline_ms, finish, *next_indexes = numbers
+    return JobRecord(
+        request_id=request_id,
+        state=JobState(state.decode()),
+        attempt=int(attempt),
+        owner=owner.decode(),
+        worker=worker.decode(),
+        worker_incarnation=worker_incarnation.decode(),
+        gateway=gateway.decode(),
+        next={choice: int(index or 0) for choice, index in enumerate(next_indexes)},
+        prompt_tokens=int(prompt_tokens),
+        cached_tokens=int(cached_tokens),
+        finish=int(finish) if finish else None,
+        submitted_ms=int(submitted_ms),
+        remaining_ms=_remaining(deadline_ms, now_ms),
+    )

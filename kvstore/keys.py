@@ -6,22 +6,21 @@ touch several keys. ``<worker>`` is a worker's id, ``<incarnation>`` one life of
 ==============================  ==================  ===================================================================
 name                            type                what
 ==============================  ==================  ===================================================================
-``job:<request>``               hash                payload (octavo.v1.Job), digest (of the client's request), state
-                                                    (queued | running | ended), worker, worker_incarnation (submitted to),
-                                                    owner (incarnation that claimed it), gateway (incarnation that wants
-                                                    the answer), attempt, entry (id in the worker's stream), submitted_ms,
-                                                    deadline_ms (Redis clock, absent: none), next:<choice> (next token
-                                                    index), open (choices not ended), charge (tokens charged to the load),
-                                                    prompt_tokens, cached_tokens, finish. No TTL until it ended.
-``jobs:<worker>``               stream, group       one entry per accepted job that has not ended: request, class.
-                                ``workers``         Deleted when the job ends, so length = undelivered + pending.
-                                                    Never trimmed: admission bounds it.
+``job:<request>``               hash                payload (octavo.v1.Job, until it ended), digest (of the client's
+                                                    request), submission, state (queued | running | ended), worker,
+                                                    worker_incarnation (submitted to, later: that claimed it), owner
+                                                    (incarnation that claimed it), gateway (incarnation that wants the
+                                                    answer), attempt, entry (id in the worker's stream), submitted_ms,
+                                                    claimed_ms, deadline_ms (Redis clock, absent: none), next:<choice>
+                                                    (next token index), end:<choice> (its finish), open (choices not
+                                                    ended), charge (tokens charged to the load), prompt_tokens,
+                                                    cached_tokens, finish, finisher. No TTL until it ended.
 ``log:<request>``               stream              token log: field ``d`` = octavo.v1.Deliveries with one delivery.
                                                     Expires with its job.
-``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, model_key, block_size,
-                                                    context_length, ... and what the last heartbeat measured.
-``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms). Also names the dead
-                                                    ones until their jobs have been ended.
+``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, block_size, context_length,
+                                                    ... and what the last heartbeat measured.
+``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms; 0: it left). Also
+                                                    names the dead ones until their jobs have been ended.
 ``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, tokens.
 ``gateway:<incarnation>``       string with TTL     lease of a gateway.
 ``channel:<incarnation>``       pub/sub             to a gateway: octavo.v1.Deliveries. To a worker: a request id that
@@ -33,6 +32,7 @@ name                            type                what
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GROUP = "workers"
@@ -40,12 +40,24 @@ GROUP = "workers"
 
 DEFAULT_NAMESPACE = "default"
 
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Names within one namespace."""
+    """Names within one namespace. ValueError unless that is 1 to 64 characters of [A-Za-z0-9._-]."""
 
     namespace: str = DEFAULT_NAMESPACE
+
+    def __post_init__(self) -> None:
+        # A brace would move keys to another slot, a colon could make two namespaces meet.
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise ValueError(f"namespace {self.namespace!r} is not 1 to 64 characters of [A-Za-z0-9._-]")
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with, for scripts that must put names together."""
+        return self._name("")
 
     def _name(self, *parts: str) -> str:
         return ":".join((f"{{octavo:{self.namespace}}}", *parts))

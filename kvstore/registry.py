@@ -1,19 +1,41 @@
-"""Who lives: leases of workers and gateways, what workers are charged with, and the models they serve."""
+"""Who lives: leases of workers and gateways, what workers are charged with, and the models they serve.
+
+A lease is a key with a short TTL that one incarnation renews. All ages are the broker's, so hosts' clocks may differ.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import time
+import zlib
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import BrokerError, MalformedValue, WorkerIdTaken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvstore.client import Broker
 
+logger = logging.getLogger(__name__)
+
 LEASE_TTL_MS = 3000
 HEARTBEAT_S = 1.0
 MODEL_TTL_MS = 60_000
 MODEL_RENEW_S = 20.0
+
+READY = "ready"
+DRAINING = "draining"
+
+MAX_TOKENIZER_BYTES = 64 * 2**20
+"""Longest tokenizer file that is unpacked."""
+
+_LEASE_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +46,8 @@ class WorkerInfo:
     incarnation: str
     model: str
     fingerprint: str
-    state: str = "ready"
-    """``ready`` or ``draining``."""
+    state: str = READY
+    """READY or DRAINING; a draining worker is sent no more jobs."""
     device: str = "cpu"
     dtype: str = "float32"
     block_size: int = 16
@@ -57,7 +79,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a gateway needs to serve a model without having its files."""
+    """What a gateway needs to serve a model without having its files.
+
+    Gateways learn it from the workers, so the two cannot disagree about a tokenizer.
+    """
 
     name: str
     fingerprint: str
@@ -70,11 +95,11 @@ class ModelCard:
 
 def new_incarnation() -> str:
     """16 hex characters that name one life of a process. Never reused."""
-    raise NotImplementedError
+    return secrets.token_hex(8)
 
 
 class Registry:
-    """Leases, loads and model cards."""
+    """Leases, loads and model cards. All methods raise BrokerError."""
 
     def __init__(self, broker: Broker, *, lease_ttl_ms: int = LEASE_TTL_MS, model_ttl_ms: int = MODEL_TTL_MS) -> None:
         self._broker = broker
@@ -82,43 +107,190 @@ class Registry:
         self._model_ttl_ms = model_ttl_ms
 
     async def register(self, info: WorkerInfo) -> None:
-        """Takes the lease of ``info.id``. Waits for a lease that is about to lapse; raises WorkerIdTaken when its
-        holder goes on renewing it."""
-        raise NotImplementedError
+        """Takes the lease of ``info.id``.
+
+        Waits for a lease that is about to lapse, as after a crash and a quick restart. Raises WorkerIdTaken as soon
+        as its holder is seen to renew it, and after one TTL in any case.
+        """
+        give_up = time.monotonic() + self._lease_ttl_ms / 1000 + 2 * _LEASE_POLL_S
+        left_before = self._lease_ttl_ms
+        while True:
+            taken = await self._lease(info)
+            if taken is None:
+                return
+            holder, left_ms = taken
+            # A lease's time left only grows when it is renewed.
+            if left_ms > left_before or time.monotonic() > give_up:
+                raise WorkerIdTaken(info.id, holder)
+            left_before = left_ms
+            await asyncio.sleep(min(_LEASE_POLL_S, left_ms / 1000 + 0.001))
 
     async def renew(self, info: WorkerInfo) -> bool:
-        """Heartbeat: extends the lease and writes what ``info`` says. False: another incarnation holds the id. A
-        lease that vanished is made again."""
-        raise NotImplementedError
+        """Heartbeat: extends the lease and writes what ``info`` says. To be repeated every HEARTBEAT_S.
+
+        False: another incarnation holds the id, and this one's writes are refused. A lease that vanished is made
+        again.
+        """
+        return await self._lease(info) is None
 
     async def leave(self, worker: str, incarnation: str) -> None:
         """Gives the lease back. Jobs still in the stream are ended by the next ``Jobs.end_orphans``."""
-        raise NotImplementedError
+        keys = self._broker.keys
+        await self._broker.script(
+            "leave",
+            [keys.worker(worker), keys.workers, keys.jobs(worker), keys.load(worker, incarnation)],
+            [worker, incarnation],
+        )
 
     async def workers(self) -> list[WorkerInfo]:
-        """Live workers, by id."""
-        raise NotImplementedError
+        """Live workers, by id. Leases that do not parse are left out and counted."""
+        keys = self._broker.keys
+        (seconds, micros), members = await self._broker.pipeline(
+            [("TIME",), ("ZRANGE", keys.workers, 0, -1, "WITHSCORES")]
+        )
+        if isinstance(members, BrokerError):
+            raise members
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        beats = sorted(zip(members[::2], members[1::2], strict=True))
+        leases = await self._broker.pipeline(
+            [("HGETALL", keys.worker(worker.decode(errors="replace"))) for worker, _ in beats]
+        )
+        found: list[WorkerInfo] = []
+        for (worker, beat), lease in zip(beats, leases, strict=True):
+            if lease:
+                try:
+                    found.append(_parse_lease(worker, lease, max(0, now_ms - int(float(beat)))))
+                except MalformedValue as error:
+                    self._broker.malformed += 1
+                    logger.debug("skipped: %s", error)
+        return found
 
     async def loads(self, workers: Sequence[WorkerInfo]) -> dict[str, Load]:
         """By worker id, for the incarnations given. One round trip."""
-        raise NotImplementedError
+        keys = self._broker.keys
+        replies = await self._broker.pipeline(
+            [("HMGET", keys.load(worker.id, worker.incarnation), "jobs", "tokens") for worker in workers]
+        )
+        return {worker.id: self._parse_load(reply) for worker, reply in zip(workers, replies, strict=True)}
 
     async def renew_gateway(self, incarnation: str) -> None:
-        """Heartbeat of a gateway."""
-        raise NotImplementedError
+        """Heartbeat of a gateway. To be repeated every HEARTBEAT_S."""
+        await self._broker.script("gateway", [self._broker.keys.gateway(incarnation)], [self._lease_ttl_ms])
 
     async def leave_gateway(self, incarnation: str) -> None:
         """Gives a gateway's lease back."""
-        raise NotImplementedError
+        await self._broker.call("DEL", self._broker.keys.gateway(incarnation))
 
     async def live_gateways(self, incarnations: Iterable[str]) -> set[str]:
         """Those of ``incarnations`` whose lease has not lapsed. One round trip."""
-        raise NotImplementedError
+        asked = sorted(set(incarnations))
+        replies = await self._broker.pipeline([("EXISTS", self._broker.keys.gateway(one)) for one in asked])
+        return {one for one, reply in zip(asked, replies, strict=True) if reply == 1}
 
     async def publish_model(self, card: ModelCard) -> None:
-        """Writes or extends a model's card. To be repeated every MODEL_RENEW_S."""
-        raise NotImplementedError
+        """Writes or extends a model's card. To be repeated every MODEL_RENEW_S.
+
+        Megabytes are sent only when the broker has no card, or another one.
+        """
+        keys = [self._broker.keys.model(card.fingerprint)]
+        args = [self._model_ttl_ms, _digest(card)]
+        if not await self._broker.script("model", keys, args):
+            await self._broker.script("model", keys, [*args, *_card_fields(card)])
 
     async def model(self, fingerprint: str) -> ModelCard | None:
-        """None when no worker has published it lately, or what is there does not parse (counted)."""
-        raise NotImplementedError
+        """None when no worker has published it lately, or when what is there does not parse (which is counted)."""
+        stored: dict[bytes, bytes] = await self._broker.call("HGETALL", self._broker.keys.model(fingerprint))
+        if not stored:
+            return None
+        try:
+            return _parse_card(fingerprint, stored)
+        except MalformedValue as error:
+            self._broker.malformed += 1
+            logger.warning("model card of %s ignored: %s", fingerprint, error)
+            return None
+
+    async def _lease(self, info: WorkerInfo) -> tuple[str, int] | None:
+        """None when the lease is ours; otherwise its holder and the time left in ms."""
+        keys = self._broker.keys
+        stored: list[Any] = []
+        for field in fields(info):
+            if field.name not in _NOT_STORED:
+                stored += [field.name, getattr(info, field.name)]
+        reply = await self._broker.script(
+            "lease",
+            [keys.worker(info.id), keys.workers],
+            [self._lease_ttl_ms, info.id, info.incarnation, *stored],
+        )
+        return None if reply[0] == 1 else (reply[1].decode(errors="replace"), int(reply[2]))
+
+    def _parse_load(self, reply: Any) -> Load:
+        if isinstance(reply, BrokerError):
+            self._broker.malformed += 1
+            return Load()
+        jobs, tokens = (int(value) if value and value.isdigit() else 0 for value in reply)
+        return Load(jobs, tokens)
+
+
+# The id is in the key; the incarnation is written by the script itself.
+_NOT_STORED = frozenset({"id", "incarnation", "heartbeat_age_ms"})
+
+
+def _parse_lease(worker: bytes, lease: Any, age_ms: int) -> WorkerInfo:
+    if not isinstance(lease, dict):
+        raise MalformedValue(f"the lease of worker {worker!r} is no hash")
+    values: dict[str, Any] = {"id": worker, "heartbeat_age_ms": age_ms}
+    try:
+        values["id"] = worker.decode()
+        for field in fields(WorkerInfo):
+            if field.name in values:
+                continue
+            text = lease[field.name.encode()].decode()
+            values[field.name] = int(text) if field.type == "int" else text
+    except (KeyError, ValueError) as error:
+        raise MalformedValue(f"the lease of worker {worker!r} does not parse: {error}") from error
+    return WorkerInfo(**values)
+
+
+def _digest(card: ModelCard) -> bytes:
+    """Tells whether two cards are the same."""
+    head = json.dumps([card.name, card.vocab_size, card.eos_token_ids, len(card.tokenizer_json)])
+    return hashlib.sha256(head.encode() + card.tokenizer_json + card.tokenizer_config).hexdigest().encode()
+
+
+def _card_fields(card: ModelCard) -> list[Any]:
+    return [
+        *("name", card.name),
+        *("vocab_size", card.vocab_size),
+        *("eos_token_ids", json.dumps(card.eos_token_ids)),
+        *("tokenizer_json", zlib.compress(card.tokenizer_json)),
+        *("tokenizer_config", zlib.compress(card.tokenizer_config)),
+    ]
+
+
+def _parse_card(fingerprint: str, stored: dict[bytes, bytes]) -> ModelCard:
+    try:
+        eos_token_ids = json.loads(stored[b"eos_token_ids"])
+        if not isinstance(eos_token_ids, list) or not all(type(token) is int for token in eos_token_ids):
+            raise ValueError("eos_token_ids are no list of numbers")
+        card = ModelCard(
+            name=stored[b"name"].decode(),
+            fingerprint=fingerprint,
+            vocab_size=int(stored[b"vocab_size"]),
+            eos_token_ids=tuple(eos_token_ids),
+            tokenizer_json=_unpack(stored[b"tokenizer_json"]),
+            tokenizer_config=_unpack(stored[b"tokenizer_config"]),
+        )
+    except (KeyError, ValueError, zlib.error) as error:
+        raise MalformedValue(f"{type(error).__name__}: {error}") from error
+    if _digest(card) != stored.get(b"digest"):
+        raise MalformedValue("its digest does not match")
+    return card
+
+
+def _unpack(data: bytes) -> bytes:
+    """As zlib.decompress, for data that may be a bomb."""
+    unpacker = zlib.decompressobj()
+    unpacked = unpacker.decompress(data, MAX_TOKENIZER_BYTES)
+    if not unpacker.eof:
+        raise ValueError("cut off, or too long when unpacked")
+    return unpacked

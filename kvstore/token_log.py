@@ -1,30 +1,71 @@
-"""The token log: everything a job has produced, in order, and the bytes that carry it."""
+"""The token log: everything a job has produced, in order, and the bytes that carry it.
+
+The log is the truth about a job's output. What is published says the same sooner, and may be lost.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import MalformedValue
+from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from octavo.v1 import job_pb2
-
     from kvstore.client import Broker
+    from octavo.v1 import inference_pb2
+
+logger = logging.getLogger(__name__)
+
+FIELD = b"d"
+"""Field of a log entry: octavo.v1.Deliveries with one delivery."""
+
+MAX_BYTES = 16 * 2**20
+"""Longest encoding that is looked at. A step's deliveries take kilobytes."""
+
+_PAGE = 512
 
 
 def encode(deliveries: Iterable[job_pb2.Delivery]) -> bytes:
     """octavo.v1.Deliveries. Concatenated encodings decode to the concatenated lists."""
-    raise NotImplementedError
+    return job_pb2.Deliveries(deliveries=deliveries).SerializeToString()
+
+
+def encode_terminal(request_id: str, finish: inference_pb2.FinishReason, failure: job_pb2.Failure, error: str) -> bytes:
+    """The last delivery of a job that is ended from outside: attempt 0, start 0, no usage. Its reader completes it
+    from ``Jobs.get``."""
+    delivery = job_pb2.Delivery(request_id=request_id, failure=failure)
+    delivery.chunk.finish = finish
+    delivery.chunk.error = error
+    return encode([delivery])
 
 
 def decode(data: bytes) -> list[job_pb2.Delivery]:
     """Inverse of ``encode``. Raises MalformedValue for anything else, over-long values included."""
-    raise NotImplementedError
+    if len(data) > MAX_BYTES:
+        raise MalformedValue(f"{len(data)} bytes where deliveries were expected, more than {MAX_BYTES}")
+    try:
+        deliveries = list(job_pb2.Deliveries.FromString(data).deliveries)
+    except DecodeError as error:
+        raise MalformedValue(f"{len(data)} bytes that are no deliveries") from error
+    for delivery in deliveries:
+        if not delivery.request_id or not delivery.HasField("chunk"):
+            raise MalformedValue("a delivery without request id or chunk")
+    return deliveries
 
 
 def decode_or_count(broker: Broker, data: bytes) -> list[job_pb2.Delivery]:
     """As ``decode``; what does not parse is counted in ``broker.malformed`` and gives an empty list."""
-    raise NotImplementedError
+    try:
+        return decode(data)
+    except MalformedValue as error:
+        broker.malformed += 1
+        logger.debug("skipped: %s", error)
+        return []
 
 
 async def read(broker: Broker, request_id: str, last_id: bytes = b"0") -> tuple[list[job_pb2.Delivery], bytes]:
@@ -33,4 +74,18 @@ async def read(broker: Broker, request_id: str, last_id: bytes = b"0") -> tuple[
     Entries that do not parse, or name another request, are skipped and counted in ``broker.malformed``. Raises
     BrokerError.
     """
-    raise NotImplementedError
+    key = broker.keys.log(request_id)
+    deliveries: list[job_pb2.Delivery] = []
+    while True:
+        page: list[tuple[bytes, dict[bytes, bytes] | None]] = await broker.call(
+            "XRANGE", key, b"(" + last_id, "+", "COUNT", _PAGE
+        )
+        for entry_id, fields in page:
+            last_id = entry_id
+            found = decode_or_count(broker, (fields or {}).get(FIELD, b""))
+            if [delivery.request_id for delivery in found] == [request_id]:
+                deliveries.extend(found)
+            elif found:
+                broker.malformed += 1
+        if len(page) < _PAGE:
+            return deliveries, last_id

@@ -1,0 +1,49 @@
+#!lua flags=allow-oom
+-- Makes an incarnation the owner of the jobs behind entries it has read.
+--
+-- KEYS 1 stream   2 lease   3 load of this incarnation   4.. job of each entry
+-- ARGV 1 group    2 worker  3 incarnation   4 what the names of this worker's loads begin with   5.. entry ids
+-- Returns {now, then for each entry 0 (removed, or not ours) or {payload, attempt, gateway, submitted, claimed,
+-- deadline or ''}}, times in ms; {} when another incarnation holds the lease.
+--
+-- Races closed: a job that was ended (cancel, deadline) between the read and the claim is not started; a claim that is
+-- repeated after a lost reply returns the first one, attempt unchanged, so that the job is neither lost nor counted
+-- twice; an incarnation that lost its worker id to another cannot claim any more.
+-- The load of an earlier incarnation is named by the job; it shares the hash tag, hence the slot.
+local stream, lease, load = unpack(KEYS, 1, 3)
+local group, worker, incarnation, loads = unpack(ARGV, 1, 4)
+
+local holder = redis.call('HGET', lease, 'incarnation')
+if holder and holder ~= incarnation then
+  return {}
+end
+
+local now = int(now_ms())
+local claims = {now}
+for i = 1, #KEYS - 3 do
+  local job, entry = KEYS[3 + i], ARGV[4 + i]
+  local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'worker_incarnation', 'charge',
+    'claimed_ms', 'payload', 'gateway', 'submitted_ms', 'deadline_ms')
+  -- Also false for a job submitted anew under the same id, which has an entry of its own.
+  local live = not seen.err and (seen[1] == 'queued' or seen[1] == 'running') and seen[2] == worker and seen[3] == entry
+  if not live then
+    drop_entry(stream, group, entry)
+    claims[i + 1] = 0
+  else
+    local attempt, claimed = seen[5], seen[8]
+    if seen[1] == 'queued' or seen[4] ~= incarnation then
+      attempt = redis.call('HINCRBY', job, 'attempt', 1)
+      claimed = now
+      redis.call('HSET', job, 'state', 'running', 'owner', incarnation, 'claimed_ms', now)
+      if seen[6] ~= incarnation then
+        -- Submitted to an earlier life of this worker: the charge moves along.
+        refund(loads .. (seen[6] or ''), seen[7])
+        redis.call('HINCRBY', load, 'jobs', 1)
+        redis.call('HINCRBY', load, 'tokens', int(tonumber(seen[7]) or 0))
+        redis.call('HSET', job, 'worker_incarnation', incarnation)
+      end
+    end
+    claims[i + 1] = {seen[9], attempt, seen[10], seen[11], claimed, seen[12] or ''}
+  end
+end
+return claims

@@ -1,0 +1,77 @@
+#!lua flags=allow-oom
+-- Writes what one step of a worker produced.
+--
+-- KEYS 1 stream   2 load of this incarnation   then for each delivery: job, log
+-- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
+--      then for each delivery: attempt, choice, first token index, index after the last, finish (0: goes on),
+--      cached tokens ('' when not told), octavo.v1.Deliveries with this one delivery
+-- Returns for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
+--
+-- Races closed: a worker that was frozen while its job was ended or given to another attempt is refused (fenced); a
+-- commit that is repeated after a lost reply changes nothing (duplicate); of a last chunk and a finish from outside
+-- exactly one is written. allow-oom: a job that runs must be able to end on a full server.
+local WRITTEN, DUPLICATE, FENCED = 0, 1, 2
+local stream, load = KEYS[1], KEYS[2]
+local group, incarnation, channels, retention = unpack(ARGV, 1, 4)
+local by_gateway, gateways = {}, {}
+
+local function publish_later(gateway, data)
+  if gateway == '' then
+    return
+  end
+  local joined = by_gateway[gateway]
+  if not joined then
+    joined = {}
+    by_gateway[gateway] = joined
+    gateways[#gateways + 1] = gateway
+  end
+  joined[#joined + 1] = data
+end
+
+local function write(job, log, attempt, choice, start, stop, finish, cached, data)
+  -- pcall: one key of a wrong type must not break a step half-way through.
+  local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
+    'open', 'entry', 'charge')
+  if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
+    return FENCED
+  end
+  local next_index, ended = tonumber(seen[4] or '') or 0, seen[5]
+  if seen[1] ~= 'running' and not ended then
+    return FENCED
+  end
+  if ended or tonumber(start) < next_index then
+    -- A chunk is written whole or not at all, and only once with a finish.
+    if tonumber(stop) <= next_index and (ended or finish == '0') then
+      return DUPLICATE
+    end
+    return {seen[4] or '0'}
+  end
+  if tonumber(start) > next_index then
+    return {seen[4] or '0'}
+  end
+
+  if redis.pcall('XADD', log, '*', 'd', data).err then
+    return FENCED
+  end
+  redis.call('HSET', job, 'next:' .. choice, stop)
+  if cached ~= '' then
+    redis.call('HSET', job, 'cached_tokens', cached)
+  end
+  publish_later(seen[6], data)
+  if finish ~= '0' then
+    redis.call('HSET', job, 'end:' .. choice, finish)
+    if redis.call('HINCRBY', job, 'open', -1) <= 0 then
+      end_job(job, log, stream, group, load, seen[8], seen[9], finish, retention)
+    end
+  end
+  return WRITTEN
+end
+
+local results = {}
+for i = 1, (#KEYS - 2) / 2 do
+  results[i] = write(KEYS[2 * i + 1], KEYS[2 * i + 2], unpack(ARGV, 7 * i - 2, 7 * i + 4))
+end
+for _, gateway in ipairs(gateways) do
+  redis.call('PUBLISH', channels .. gateway, table.concat(by_gateway[gateway]))
+end
+return results

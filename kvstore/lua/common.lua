@@ -1,0 +1,88 @@
+-- Shared by all scripts; inserted after each one's first line.
+--
+-- Numbers: Lua has doubles only, and turns them into text with 14 digits. So ids, attempts and token indexes stay text
+-- wherever they are only compared or stored, and milliseconds (13 digits today) are written with int().
+
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+-- The server's clock in milliseconds. Constant within one script run.
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- Takes one job off a worker's load. A load that is absent was dropped with its worker; one that reaches no jobs is
+-- deleted, so that a worker's past lives leave nothing behind.
+local function refund(load, charge)
+  if redis.call('EXISTS', load) == 0 then
+    return
+  end
+  local tokens = tonumber(charge) or 0
+  if tokens > 0 then
+    redis.call('HINCRBY', load, 'tokens', '-' .. int(tokens))
+  end
+  if redis.call('HINCRBY', load, 'jobs', -1) <= 0 then
+    redis.call('DEL', load)
+  end
+end
+
+local function drop_entry(stream, group, entry)
+  -- pcall: an id that is none, in a job that somebody else wrote.
+  redis.pcall('XACK', stream, group, entry)
+  redis.pcall('XDEL', stream, entry)
+end
+
+-- The end of a job's life, the same for all who end it. The caller has checked that it has not ended yet. The payload
+-- goes at once, as nobody will run it again; the rest stays readable for a while, as does the log.
+local function end_job(job, log, stream, group, load, entry, charge, finish, retention)
+  redis.call('HSET', job, 'state', 'ended', 'finish', finish)
+  redis.call('HDEL', job, 'payload')
+  drop_entry(stream, group, entry)
+  refund(load, charge)
+  redis.call('PEXPIRE', job, retention)
+  redis.call('PEXPIRE', log, retention)
+end
+
+-- Ends a live job for anybody but its owner. `seen` is {worker, worker_incarnation, owner, gateway, entry, charge}.
+-- The stream and the load are named by the job itself, so their keys cannot be declared in KEYS without reading the job
+-- first, which would cost a round trip and open a race; they share the job's hash tag, hence its slot.
+local function end_from_outside(job, log, seen, prefix, group, finish, retention, data)
+  -- A field that is missing was not written by us; the job is ended all the same.
+  for i = 1, 6 do
+    seen[i] = seen[i] or ''
+  end
+  local worker, incarnation, owner, gateway, entry, charge = unpack(seen, 1, 6)
+  if redis.pcall('XADD', log, '*', 'd', data).err then
+    redis.call('DEL', log)
+    redis.call('XADD', log, '*', 'd', data)
+  end
+  end_job(job, log, prefix .. 'jobs:' .. worker, group, prefix .. 'load:' .. worker .. ':' .. incarnation, entry, charge,
+    finish, retention)
+  if gateway ~= '' then
+    redis.call('PUBLISH', prefix .. 'channel:' .. gateway, data)
+  end
+  if owner ~= '' then
+    redis.call('PUBLISH', prefix .. 'channel:' .. owner, string.match(job, ':job:(.*)$'))
+  end
+end
+
+-- Points a job that exists at the gateway that asks for it. nil: there is no such job.
+local function attach(job, digest, submission, gateway)
+  local seen = redis.pcall('HMGET', job, 'digest', 'submission')
+  if seen.err then
+    return {'taken'}
+  end
+  if not seen[1] then
+    return nil
+  end
+  if seen[1] ~= digest then
+    return {'taken'}
+  end
+  redis.call('HSET', job, 'gateway', gateway)
+  if seen[2] == submission then
+    return {'accepted'}
+  end
+  return {'attached'}
+end

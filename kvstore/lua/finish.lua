@@ -1,0 +1,25 @@
+#!lua flags=allow-oom
+-- Ends a job from outside: cancel, deadline.
+--
+-- KEYS 1 job   2 log
+-- ARGV 1 group   2 what all names begin with   3 retention in ms   4 finish   5 octavo.v1.Deliveries to write
+--      6 expected attempt, '' for any   7 expected gateway, '' for any   8 finisher (random, one per call of finish())
+-- Returns 'ended', 'already', 'unknown' or 'fenced'.
+--
+-- Races closed: of several finishes and the worker's own last chunk exactly one is written; a finish repeated after a
+-- lost reply is told 'ended' again; a gateway cannot cancel a job that another one has attached to meanwhile.
+-- Stream and load are named by the job, see end_from_outside.
+local seen = redis.pcall('HMGET', KEYS[1], 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge',
+  'state', 'attempt', 'finisher')
+if seen.err or not seen[7] then
+  return 'unknown'
+end
+if seen[7] == 'ended' then
+  return seen[9] == ARGV[8] and 'ended' or 'already'
+end
+if (ARGV[6] ~= '' and seen[8] ~= ARGV[6]) or (ARGV[7] ~= '' and seen[4] ~= ARGV[7]) then
+  return 'fenced'
+end
+redis.call('HSET', KEYS[1], 'finisher', ARGV[8])
+end_from_outside(KEYS[1], KEYS[2], seen, ARGV[2], ARGV[1], ARGV[4], ARGV[3], ARGV[5])
+return 'ended'

@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- Gives a worker's lease back.
+--
+-- KEYS 1 lease   2 workers   3 stream   4 load of this incarnation
+-- ARGV 1 worker  2 incarnation
+-- Returns 1, or 0 when another incarnation holds the lease.
+--
+-- Races closed: a process that is late to leave cannot take its successor's lease away; jobs submitted meanwhile are not
+-- lost with the stream: it stays, with a heartbeat of 0, for orphans.lua to end them.
+local holder = redis.call('HGET', KEYS[1], 'incarnation')
+if holder and holder ~= ARGV[2] then
+  return 0
+end
+redis.call('DEL', KEYS[1])
+if redis.call('XLEN', KEYS[3]) == 0 then
+  redis.call('DEL', KEYS[3], KEYS[4])
+  redis.call('ZREM', KEYS[2], ARGV[1])
+else
+  redis.call('ZADD', KEYS[2], 0, ARGV[1])
+end
+return 1

@@ -1,0 +1,47 @@
+#!lua
+-- Accepts a job: hash, load and stream entry, or nothing. No allow-oom flag: a full server refuses it as a whole.
+--
+-- KEYS 1 job   2 log   3 stream   4 lease   5 load
+-- ARGV 1 payload       2 digest of the client's request     3 submission (random, one per call of submit())
+--      4 worker        5 its incarnation                    6 gateway
+--      7 time left in ms, '' for no deadline                8 bound of the stream
+--      9 charge in tokens     10 prompt tokens     11 choices     12 class
+-- Returns {'accepted'}, {'attached'}, {'taken'}, {'full', depth} or {'gone', why}.
+--
+-- Races closed: a retry after a lost reply finds its own submission and is told 'accepted' again; two gateways with one
+-- request id get one job; the worker cannot be replaced, or be declared dead and its stream dropped, between the look
+-- at its lease and the entry; many gateways together cannot exceed the stream's bound.
+local job, log, stream, lease, load = unpack(KEYS, 1, 5)
+
+local known = attach(job, ARGV[2], ARGV[3], ARGV[6])
+if known then
+  return known
+end
+
+local holder = redis.call('HMGET', lease, 'incarnation', 'state')
+if not holder[1] then
+  return {'gone', 'its lease has lapsed'}
+elseif holder[1] ~= ARGV[5] then
+  return {'gone', 'it was replaced by ' .. holder[1]}
+elseif holder[2] == 'draining' then
+  return {'gone', 'it is draining'}
+end
+
+local depth = redis.call('XLEN', stream)
+if depth >= tonumber(ARGV[8]) then
+  return {'full', depth}
+end
+
+local now = now_ms()
+-- What an earlier life of this id may have left, should the two ever have lost their common expiry.
+redis.call('DEL', job, log)
+local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job:(.*)$'), 'class', ARGV[12])
+redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'submission', ARGV[3], 'state', 'queued',
+  'worker', ARGV[4], 'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
+  'submitted_ms', int(now), 'open', ARGV[11], 'charge', ARGV[9], 'prompt_tokens', ARGV[10], 'cached_tokens', '0')
+if ARGV[7] ~= '' then
+  redis.call('HSET', job, 'deadline_ms', int(now + tonumber(ARGV[7])))
+end
+redis.call('HINCRBY', load, 'jobs', 1)
+redis.call('HINCRBY', load, 'tokens', ARGV[9])
+return {'accepted'}
