@@ -28,9 +28,9 @@ COMMANDS = {
     "generate": Lazy("ops.generate", "command", "Send one request and stream its answer to the terminal."),
     "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
-    "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves; for container health checks."),
+    "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
-    "demo": Lazy("ops.demo", "command", "Start a fleet, ask it eight questions, show what happened, stop it."),
+    "demo": Lazy("ops.demo", "command", "Start a fleet, ask it eight questions, stop it."),
 }
 
 
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
 def main() -> None:
     """Octavo: language models served by a fleet of workers.
 
-    Every option can also be set by an OCTAVO_* variable; each command's --help names them.
+    Settings can also come from OCTAVO_* variables: each command's --help names them.
     """
 
 

@@ -97,9 +97,7 @@ def _nth(base: int, index: int) -> int:
 def option(name: str, **settings: Any) -> Callable[[F], F]:
     """An option that OCTAVO_<NAME> sets too."""
     variable = "OCTAVO_" + name.lstrip("-").replace("-", "_").upper()
-    return click.option(
-        name, envvar=variable, show_envvar=True, show_default=settings.get("default") is not None, **settings
-    )
+    return click.option(name, envvar=variable, show_envvar=True, show_default=bool(settings.get("default")), **settings)
 
 
 def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:

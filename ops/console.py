@@ -1,0 +1,65 @@
+"""What the commands print, and how they end: results to stdout, everything for people to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+def emit(line: str) -> None:
+    """A line of the result, on stdout, seen at once by whoever reads the pipe."""
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def emit_json(value: Any) -> None:
+    """A result as JSON, on stdout."""
+    emit(json.dumps(value, indent=2))
+
+
+def note(line: str) -> None:
+    """A line from the command itself, on stderr."""
+    click.echo(f"octavo: {line}", err=True)
+
+
+def pass_on(name: str, line: str) -> None:
+    """A line that a child process said, on stderr, under the child's name."""
+    click.echo(f"{click.style(f'[{name}]', dim=True)} {line}", err=True)
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM as events, while installed. The first asks for an orderly end, the second for one at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> Interrupts:
+        """Takes the signals over, in the running loop."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._note)
+        return self
+
+    def _note(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Waits until one of them is done and cancels the others. An error of one that is done is raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,157 @@
+"""`octavo queue` and `octavo workers`: what the fleet is doing, from a gateway or straight from Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+import grpc.aio
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.client import BrokerConfig, connect
+from kvstore.errors import KvError
+from kvstore.jobs import Jobs
+from kvstore.registry import Registry
+from octavo.v1 import fleet_pb2
+from ops.client import DEFAULT_TARGET, Client, describe, plain
+from ops.config import option
+from ops.console import emit_json
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from kvstore.client import Broker
+
+Row = dict[str, Any]
+WORKER_COLUMNS = (
+    *("worker", "state", "model", "device", "running", "waiting"),
+    *("free", "cached", "used", "heartbeat", "metrics"),
+)
+
+
+def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where to ask, and how to print."""
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        option("--namespace", default="default", help="With --redis: the fleet's name within it."),
+        click.option("--redis", default="", help="Ask Redis itself at this URL: works without any gateway."),
+        option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway."),
+    ):
+        function = decorate(function)
+    return function
+
+
+@click.command("queue")
+@source_options
+def queue(target: str, redis: str, namespace: str, as_json: bool) -> None:
+    """Show, for each worker, how many jobs wait, how many run, and how old the oldest is.
+
+    undelivered: accepted, not yet taken by the worker. pending: taken, not ended.
+    """
+    rows = fetch(queues_from_redis(redis, namespace) if redis else queues_from_gateway(target))
+    if as_json:
+        emit_json(rows)
+        return
+    columns = ("worker", "undelivered", "pending", "oldest")
+    print_table(columns, [(r["worker"], r["undelivered"], r["pending"], age(r["oldest_age_ms"])) for r in rows])
+
+
+@click.command("workers")
+@source_options
+def workers(target: str, redis: str, namespace: str, as_json: bool) -> None:
+    """Show the live workers and what they were doing at their last heartbeat.
+
+    free, cached, used: blocks of the worker's pool by state.
+    """
+    rows = fetch(workers_from_redis(redis, namespace) if redis else workers_from_gateway(target))
+    if as_json:
+        emit_json(rows)
+        return
+    print_table(WORKER_COLUMNS, [worker_cells(row) for row in rows])
+
+
+def worker_cells(row: Row) -> tuple[Any, ...]:
+    """A worker's line; free, cached and used count blocks."""
+    return (
+        row["id"],
+        row["state"],
+        row["model"],
+        f"{row['device']} {row['dtype']}",
+        row["running"],
+        row["waiting"],
+        row["blocks_free"],
+        row["blocks_cached"],
+        row["blocks_used"],
+        age(row["heartbeat_age_ms"]),
+        row["metrics"],
+    )
+
+
+def fetch(rows: Coroutine[Any, Any, list[Row]]) -> list[Row]:
+    """Runs a query; its failure is the command's."""
+    try:
+        return asyncio.run(rows)
+    except grpc.aio.AioRpcError as error:
+        raise click.ClickException(describe(error)) from error
+    except KvError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def queues_from_gateway(target: str) -> list[Row]:
+    """Rows of octavo.v1.Queue, by worker."""
+    async with Client(target) as client:
+        return [plain(queue) for queue in await client.queues()]
+
+
+async def workers_from_gateway(target: str) -> list[Row]:
+    """Rows of octavo.v1.Worker, by id."""
+    async with Client(target) as client:
+        return [plain(worker) for worker in await client.workers()]
+
+
+async def queues_from_redis(url: str, namespace: str) -> list[Row]:
+    """The same rows, without a gateway."""
+    return await from_redis(url, namespace, lambda broker: Jobs(broker).queues(), fleet_pb2.Queue)
+
+
+async def workers_from_redis(url: str, namespace: str) -> list[Row]:
+    """The same rows, without a gateway."""
+    return await from_redis(url, namespace, lambda broker: Registry(broker).workers(), fleet_pb2.Worker)
+
+
+async def from_redis(
+    url: str, namespace: str, query: Callable[[Broker], Awaitable[Sequence[Any]]], message: Any
+) -> list[Row]:
+    """What `query` finds (dataclasses), with the fields that the gateway's `message` has."""
+    broker = await connect(BrokerConfig(url=url, namespace=namespace))
+    try:
+        found = await query(broker)
+    finally:
+        await broker.close()
+    names = [field.name for field in message.DESCRIPTOR.fields]
+    return [{name: getattr(each, name) for name in names} for each in found]
+
+
+def age(milliseconds: int) -> str:
+    """A duration for people: `0`, `350 ms`, `2.5 s`, `3 min 20 s`."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms" if milliseconds else "0"
+    seconds = milliseconds / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table on stdout; numbers to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console = Console()
+    # A pipe has no width: rich would take 80 columns and cut cells.
+    console.print(table, width=None if console.is_terminal else 1000, soft_wrap=not console.is_terminal)

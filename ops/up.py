@@ -1,0 +1,74 @@
+"""`octavo up`: a whole fleet in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import click
+
+from kvstore.errors import KvError
+from ops.child import ChildFailed
+from ops.config import FleetConfig, fleet_config, fleet_options
+from ops.console import Interrupts, emit, first_of, note, pass_on
+from ops.fleet import Fleet
+
+
+@click.command("up")
+@fleet_options(workers=1, grpc_port=50051)
+def command(**values: Any) -> None:
+    """Run a whole fleet in the foreground: broker, gateways, workers.
+
+    Prints one line `ready {json}` with the addresses on stdout; everything else goes to stderr. Ctrl-C (or SIGTERM)
+    drains: gateways finish their streams, then workers leave, then the embedded broker stops. A second one ends
+    everything at once. A gateway or worker that dies is started again.
+
+    Other settings of gateways and workers are theirs by OCTAVO_* variables: see octavo gateway --help and octavo worker
+    --help.
+    """
+    try:
+        code = asyncio.run(run(fleet_config(values)))
+    except (ChildFailed, KvError) as error:
+        raise click.ClickException(str(error)) from error
+    if code:
+        raise SystemExit(code)
+
+
+async def run(config: FleetConfig) -> int:
+    """Starts the fleet and stays until it is told to end. Returns the exit status."""
+    interrupts = Interrupts().install()
+    fleet = Fleet(config, pass_on, note)
+    note(f"starting {config.workers} worker(s) and {config.gateways} gateway(s)")
+    starting = asyncio.create_task(fleet.start())
+    await first_of(asyncio.wait([starting]), interrupts.first.wait())
+    if not starting.done():
+        note("stopping before everything was ready")
+        starting.cancel()
+        await asyncio.wait([starting])
+        return 130
+    starting.result()
+    announce(fleet)
+    await first_of(asyncio.wait([fleet.lost]), interrupts.first.wait())
+    if fleet.lost.done():
+        note(fleet.lost.result())
+        fleet.kill()
+        await fleet.stop()
+        return 1
+    note("draining; once more to end at once")
+    stopping = asyncio.create_task(fleet.stop())
+    await first_of(asyncio.wait([stopping]), interrupts.second.wait())
+    if not stopping.done():
+        note("ending everything at once")
+        fleet.kill()
+    await stopping
+    note("stopped")
+    return 130 if interrupts.second.is_set() else 0
+
+
+def announce(fleet: Fleet) -> None:
+    """The ready lines: one for people, one for programs."""
+    config = fleet.config
+    broker = "its own broker" if not config.redis else "the given Redis"
+    note(f"ready: gRPC on {', '.join(fleet.targets)}; {config.model} on {config.workers} worker(s); {broker}")
+    emit(f"ready {json.dumps(fleet.facts())}")
