@@ -42,19 +42,32 @@ def sample(
     ``positions`` are the tokens' indices among their sequences' outputs. A row is None when its logits hold a NaN or
     +inf, or nothing but -inf. A token with logit -inf is never chosen.
     """
-    if not params:
-        return []
-    # A NaN wins over every number, and the first of several equals over the others.
-    highest, tokens = logits.max(dim=-1)
+    tokens: list[int | None] = [None] * len(params)
+    greedy = [row for row, wanted in enumerate(params) if wanted.greedy]
+    if greedy:
+        # A NaN wins over every number, and the first of several equals over the others.
+        highest, likeliest = _rows(logits, greedy).max(dim=-1)
+        _put(tokens, greedy, likeliest, highest)
     drawn = [row for row, wanted in enumerate(params) if not wanted.greedy]
     if drawn:
-        index = torch.tensor(drawn, device=logits.device)
         own = [params[row] for row in drawn]
         uniform = uniforms([p.seed for p in own], [choices[row] for row in drawn], [positions[row] for row in drawn])
-        chosen = _draw(logits[index], highest[index], own, torch.from_numpy(uniform).to(logits.device))
-        tokens = tokens.index_copy(0, index, chosen)
-    finite = torch.isfinite(highest).tolist()
-    return [token if ok else None for token, ok in zip(tokens.tolist(), finite, strict=True)]
+        wanted_logits = _rows(logits, drawn)
+        highest = wanted_logits.amax(dim=-1)
+        chosen = _draw(wanted_logits, highest, own, torch.from_numpy(uniform).to(logits.device))
+        _put(tokens, drawn, chosen, highest)
+    return tokens
+
+
+def _rows(matrix: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """These rows of a matrix; itself, without a copy, if they are all."""
+    return matrix if len(rows) == len(matrix) else matrix[torch.tensor(rows, device=matrix.device)]
+
+
+def _put(tokens: list[int | None], rows: Sequence[int], chosen: torch.Tensor, highest: torch.Tensor) -> None:
+    for row, token, finite in zip(rows, chosen.tolist(), torch.isfinite(highest).tolist(), strict=True):
+        if finite:
+            tokens[row] = token
 
 
 def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -91,22 +104,30 @@ def _high(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _draw(
     logits: torch.Tensor, highest: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor
 ) -> torch.Tensor:
-    """Token ids int64 ``[rows]`` drawn from ``logits`` ``[rows, vocabulary]``, whose storage is overwritten."""
-    device, vocabulary = logits.device, logits.shape[-1]
-    temperatures = torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=device)
-    # The highest goes to 0 before the division, so that no temperature can make anything overflow upwards.
-    weights = torch.softmax((logits - highest[:, None]).div_(temperatures), dim=-1).mul_(RESOLUTION).floor_()
+    """Token ids int64 ``[rows]`` drawn from ``logits`` ``[rows, vocabulary]``, of which ``highest`` are the maxima."""
+    vocabulary = logits.shape[-1]
+    weights = _weights(logits, highest, [p.temperature for p in params])
     restricted = [row for row, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < vocabulary]
     if not restricted:
         return _draw_from_all(weights, uniform)
-    tokens = torch.empty(len(params), dtype=torch.int64, device=device)
-    few = torch.tensor(restricted, device=device)
-    tokens[few] = _draw_from_likeliest(logits[few], weights[few], [params[row] for row in restricted], uniform[few])
+    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    tokens[restricted] = _draw_from_likeliest(
+        _rows(logits, restricted), _rows(weights, restricted), [params[row] for row in restricted], uniform[restricted]
+    )
     whole = sorted({*range(len(params))} - {*restricted})
     if whole:
-        rest = torch.tensor(whole, device=device)
-        tokens[rest] = _draw_from_all(weights[rest], uniform[rest])
+        tokens[whole] = _draw_from_all(_rows(weights, whole), uniform[whole])
     return tokens
+
+
+def _weights(logits: torch.Tensor, highest: torch.Tensor, temperatures: Sequence[float]) -> torch.Tensor:
+    """Probabilities at the rows' temperatures, in whole units of 1 / RESOLUTION, float32 ``[rows, vocabulary]``."""
+    if any(temperature != 1 for temperature in temperatures):
+        divisors = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
+        # The highest goes to 0 first, so that no temperature makes anything overflow upwards. This changes no bit of
+        # a row with temperature 1: softmax subtracts the highest anyway.
+        logits = (logits - highest[:, None]).div_(divisors[:, None])
+    return torch.softmax(logits, dim=-1).mul_(RESOLUTION).floor_()
 
 
 def _draw_from_all(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -138,7 +159,7 @@ def _draw_from_likeliest(
     tokens = torch.zeros(len(params), dtype=torch.int64, device=device)
     pending = torch.arange(len(params), device=device)
     # Every top-k cut must be inside what is looked at, for the mass that it leaves is what top-p is a share of.
-    widest_cut = max(p.top_k for p in params if p.top_k < vocabulary) if any(p.top_k for p in params) else 0
+    widest_cut = max((p.top_k for p in params if p.top_k < vocabulary), default=0)
     for width in (*(w for w in WIDTHS if widest_cut < w < vocabulary), vocabulary):
         values, ids = _likeliest(logits[pending], width)
         kept = _keep(weights[pending].gather(1, ids).double(), top_k[pending], top_p[pending], whole[pending])
