@@ -1,0 +1,70 @@
+"""`octavo gateway`: one gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from dataclasses import asdict
+
+import click
+
+from gateway.config import GatewayConfig
+from gateway.server import Gateway
+from kvstore.errors import KvError
+
+DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
+
+
+@click.command("gateway", context_settings={"auto_envvar_prefix": "OCTAVO", "show_default": True})
+@click.option("--redis", default=DEFAULTS.redis, help="URL of the broker.")
+@click.option("--namespace", default=DEFAULTS.namespace, help="Fleet within the broker.")
+@click.option("--host", default=DEFAULTS.host, help="Address to listen on; plaintext, so keep it private.")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=DEFAULTS.grpc_port, help="0: any free port.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=DEFAULTS.metrics_port, help="0: any free port.")
+@click.option("--max-queue", type=click.IntRange(1), default=DEFAULTS.max_queue, help="Unfinished jobs of one worker.")
+@click.option("--max-streams", type=click.IntRange(1), default=DEFAULTS.max_streams, help="Open Generate calls.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0),
+    default=DEFAULTS.grace_s,
+    envvar="OCTAVO_GRACE",
+    help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
+)
+@click.option(
+    "--tokenizer-threads", type=click.IntRange(1), default=DEFAULTS.tokenizer_threads, help="Threads for prompts."
+)
+def command(**options: object) -> None:
+    """Serve gRPC on behalf of a fleet of workers.
+
+    Prints one line when it serves: "ready" and a JSON object with the addresses. Logs go to stderr. Every option is
+    also read from OCTAVO_<NAME>.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(GatewayConfig(**options)))  # type: ignore[arg-type]
+    except (KvError, OSError, RuntimeError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Runs a gateway until SIGTERM or SIGINT, and through its drain."""
+    gateway = Gateway(config)
+    ready = await gateway.start()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, on_signal)
+    click.echo(f"ready {json.dumps(asdict(ready))}")
+    await stop.wait()
+    await gateway.stop(hurry)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,76 @@
+"""The Fleet service: what operators ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.rpc import Method, service_handler
+from octavo.v1 import fleet_pb2
+
+if TYPE_CHECKING:
+    import grpc
+
+    from gateway.rpc import Context
+    from kvstore.jobs import Jobs
+    from kvstore.registry import Registry
+
+NAME = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
+
+
+class FleetService:
+    """Answers from the broker alone, so that every gateway gives the same answer."""
+
+    def __init__(self, registry: Registry, jobs: Jobs) -> None:
+        self._registry = registry
+        self._jobs = jobs
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What the server registers."""
+        methods = {
+            "ListWorkers": Method(fleet_pb2.ListWorkersRequest, self.list_workers),
+            "GetQueues": Method(fleet_pb2.GetQueuesRequest, self.get_queues),
+        }
+        return service_handler(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], methods)
+
+    async def list_workers(
+        self, _request: fleet_pb2.ListWorkersRequest, _context: Context
+    ) -> fleet_pb2.ListWorkersResponse:
+        """Live workers, by id."""
+        workers = [
+            fleet_pb2.Worker(
+                id=info.id,
+                incarnation=info.incarnation,
+                model=info.model,
+                fingerprint=info.fingerprint,
+                state=info.state,
+                device=info.device,
+                dtype=info.dtype,
+                block_size=info.block_size,
+                context_length=info.context_length,
+                kv_tokens=info.kv_tokens,
+                max_running=info.max_running,
+                running=info.running,
+                waiting=info.waiting,
+                blocks_free=info.blocks_free,
+                blocks_cached=info.blocks_cached,
+                blocks_used=info.blocks_used,
+                metrics=info.metrics,
+                heartbeat_age_ms=info.heartbeat_age_ms,
+            )
+            for info in await self._registry.workers()
+        ]
+        return fleet_pb2.ListWorkersResponse(workers=workers)
+
+    async def get_queues(self, _request: fleet_pb2.GetQueuesRequest, _context: Context) -> fleet_pb2.GetQueuesResponse:
+        """All workers' queues, those of dead workers whose jobs are not ended yet included."""
+        queues = [
+            fleet_pb2.Queue(
+                worker=info.worker,
+                undelivered=info.undelivered,
+                pending=info.pending,
+                oldest_age_ms=info.oldest_age_ms,
+                stream=info.stream,
+            )
+            for info in await self._jobs.queues()
+        ]
+        return fleet_pb2.GetQueuesResponse(queues=queues)

@@ -1,0 +1,149 @@
+"""What this gateway measures, for Prometheus. One registry per gateway, nothing global."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import Metric
+
+    from kvstore.jobs import Jobs, QueueInfo
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """The instruments of one gateway, and the endpoint that shows them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.queues = QueueGauges()
+        self.registry.register(self.queues)
+        self.requests = Counter(
+            "octavo_requests", "Generate calls that have ended.", ("model", "outcome"), registry=self.registry
+        )
+        self.queue_seconds = Histogram(
+            "octavo_queue_seconds", "From submission to claim.", buckets=_SECONDS, registry=self.registry
+        )
+        self.first_token_seconds = Histogram(
+            "octavo_time_to_first_token_seconds",
+            "From the call's arrival to its first output.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.output_token_seconds = Histogram(
+            "octavo_time_per_output_token_seconds",
+            "Per token after the first ones, as the gateway got them.",
+            buckets=_TOKEN_SECONDS,
+            registry=self.registry,
+        )
+        self.streams = Gauge("octavo_streams", "Generate calls that are open.", registry=self.registry)
+        self._server: tuple[WSGIServer, Thread] | None = None
+
+    def watch_relay(self, malformed: Callable[[], int], refills: Callable[[], int]) -> None:
+        """Shows the relay's own counters."""
+        self.registry.register(_Counts(malformed, refills))
+
+    def serve(self, host: str, port: int) -> str:
+        """Starts the endpoint in a thread of its own; its HOST:PORT. Raises OSError when the port is taken."""
+        self._server = start_http_server(port, addr=host, registry=self.registry)
+        return f"{host}:{self._server[0].server_port}"
+
+    async def close(self) -> None:
+        """Stops the endpoint. Idempotent."""
+        if self._server is not None:
+            server, thread = self._server
+            self._server = None
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+            await asyncio.to_thread(thread.join)
+
+
+class Call:
+    """The measurements of one Generate call, from its arrival."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._began = self._last = time.monotonic()
+        self._has_output = False
+        self.model = ""
+        """Set once the model is found: names that clients make up must not become time series."""
+        self.replay = False
+        """Set for a call that attached to a job: its times say nothing about the fleet."""
+        metrics.streams.inc()
+
+    def output(self, tokens: int) -> None:
+        """`tokens` tokens have come, 0 or more."""
+        now = time.monotonic()
+        if tokens and not self.replay:
+            if self._has_output:
+                self._metrics.output_token_seconds.observe((now - self._last) / tokens)
+            else:
+                self._metrics.first_token_seconds.observe(now - self._began)
+        self._has_output = self._has_output or tokens > 0
+        self._last = now
+
+    def queued(self, milliseconds: float) -> None:
+        """How long the job waited for its worker."""
+        if not self.replay:
+            self._metrics.queue_seconds.observe(milliseconds / 1000)
+
+    def end(self, outcome: str) -> None:
+        """The call is over. `outcome`: a finish reason or a status code, in lower case."""
+        self._metrics.streams.dec()
+        self._metrics.requests.labels(model=self.model, outcome=outcome).inc()
+
+
+class QueueGauges(Collector):
+    """Depth and age of the workers' queues as last read. Workers that are gone leave no series behind."""
+
+    def __init__(self) -> None:
+        self._queues: Sequence[QueueInfo] = ()
+
+    async def refresh(self, jobs: Jobs) -> None:
+        """Reads the queues. When the broker does not answer there is nothing to show, and nothing is shown."""
+        queues: Sequence[QueueInfo] = ()
+        try:
+            queues = await jobs.queues()
+        finally:
+            self._queues = queues
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at every scrape, in the endpoint's thread."""
+        depth = GaugeMetricFamily(
+            "octavo_queue_depth", "Jobs in a worker's queue that have not ended.", labels=("worker", "state")
+        )
+        oldest = GaugeMetricFamily(
+            "octavo_queue_oldest_seconds", "Age of the oldest job in a worker's queue.", labels=("worker",)
+        )
+        for queue in self._queues:
+            depth.add_metric((queue.worker, "undelivered"), queue.undelivered)
+            depth.add_metric((queue.worker, "pending"), queue.pending)
+            oldest.add_metric((queue.worker,), queue.oldest_age_ms / 1000)
+        return depth, oldest
+
+
+class _Counts(Collector):
+    """Counters that others keep."""
+
+    def __init__(self, malformed: Callable[[], int], refills: Callable[[], int]) -> None:
+        self._malformed = malformed
+        self._refills = refills
+
+    def collect(self) -> Iterable[Metric]:
+        malformed = CounterMetricFamily("octavo_malformed_values", "Values in the broker that were none of ours.")
+        malformed.add_metric((), self._malformed())
+        refills = CounterMetricFamily("octavo_relay_refills", "Reads of a token log on behalf of a stream.")
+        refills.add_metric((), self._refills())
+        return malformed, refills

@@ -1,0 +1,246 @@
+"""From the broker to the streams of this gateway: one subscription, and a Stream for every call that waits.
+
+The subscription is only a doorbell. A stream reads its token log when the doorbell brought a gap, when its reader was
+slower than its buffer, after a lost connection, and when it has heard nothing for a second: a lost last message leaves
+no gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from gateway.errors import Draining, JobLost
+from gateway.stream import Delivery, Offer, Place
+from kvstore import token_log
+from kvstore.doorbell import RECONNECTED, Doorbell
+from kvstore.errors import BrokerError
+from kvstore.jobs import JobRecord, JobState
+from octavo.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Self
+
+    from kvstore.client import Broker
+    from kvstore.jobs import Jobs
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S: Final = 1.0
+"""A stream that has heard nothing for this long asks the broker."""
+PATIENCE_S: Final = 30.0
+"""A stream ends with UNAVAILABLE when the broker has not answered it for this long."""
+CAPACITY: Final = 64
+"""Deliveries a stream buffers. A slower reader is served from the log, which its buffer need not hold."""
+MAX_BATCH: Final = 64
+"""Deliveries that ``Stream.next`` returns at once."""
+CALL_AGAIN: Final = "the job may go on: call again with the same request_id and payload"
+
+
+class Relay:
+    """Owns the subscription to this gateway's channel and the streams by request id."""
+
+    def __init__(self, broker: Broker, jobs: Jobs, incarnation: str) -> None:
+        self._broker = broker
+        self._jobs = jobs
+        self._channel = broker.keys.channel(incarnation)
+        self._bell = Doorbell(broker)
+        self._streams: dict[str, list[Stream]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.closed = False
+        self.malformed = 0
+        """Well-formed messages that no worker may have written. Those that do not parse: ``Broker.malformed``."""
+        self.refills = 0
+
+    async def start(self) -> None:
+        """Subscribes, then listens in a task of its own. Raises BrokerError."""
+        await self._bell.open(self._channel)
+        self._task = asyncio.create_task(self._listen(), name="relay")
+
+    async def close(self) -> None:
+        """Ends every stream that is still open with Draining, and the subscription. Idempotent."""
+        self.closed = True
+        self._wake_all()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        await self._bell.close()
+
+    def open(self, request_id: str) -> Stream:
+        """A stream for a job that is about to be submitted: a context manager, in the books while it is entered."""
+        return Stream(self, self._broker, self._jobs, request_id)
+
+    def add(self, stream: Stream) -> None:
+        """Puts a stream in the books."""
+        self._streams.setdefault(stream.request_id, []).append(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """Takes a stream out of the books."""
+        streams = self._streams[stream.request_id]
+        streams.remove(stream)
+        if not streams:
+            del self._streams[stream.request_id]
+
+    def shared(self, stream: Stream) -> bool:
+        """Whether another stream of this gateway waits for the same job."""
+        return any(each.attached and each is not stream for each in self._streams.get(stream.request_id, ()))
+
+    def __len__(self) -> int:
+        return sum(len(streams) for streams in self._streams.values())
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for payload in self._bell:
+                    if payload is RECONNECTED:
+                        self._distrust_all()
+                    else:
+                        self.deliver(token_log.decode_or_count(self._broker, payload))
+            except Exception:
+                # Streams must not starve because of one message: they fall back on the log, and listening goes on.
+                logger.exception("the relay stumbled")
+                self._distrust_all()
+                await asyncio.sleep(SILENCE_S)
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        """Hands deliveries to the streams that wait for them; others are not ours any more."""
+        for delivery in deliveries:
+            for stream in self._streams.get(delivery.request_id, ()):
+                if stream.offer(delivery) is Offer.MALFORMED:
+                    self.malformed += 1
+
+    def _distrust_all(self) -> None:
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.distrust()
+
+    def _wake_all(self) -> None:
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.wake()
+
+
+class Stream:
+    """One call's way to a job's output: ``with relay.open(id) as stream``, submit, then ``await stream.next()``."""
+
+    def __init__(self, relay: Relay, broker: Broker, jobs: Jobs, request_id: str) -> None:
+        self.request_id = request_id
+        self.attached = False
+        """Set once the job is known to be in the broker for this stream."""
+        self._relay = relay
+        self._broker = broker
+        self._jobs = jobs
+        self._place = Place(capacity=CAPACITY)
+        self._wake = asyncio.Event()
+        self._log_id = b"0"
+        self._trouble_since: float | None = None
+
+    def __enter__(self) -> Self:
+        self._relay.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._relay.remove(self)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal delivery has been read or is in the buffer."""
+        return self._place.ended
+
+    def offer(self, delivery: Delivery) -> Offer:
+        """A delivery from the doorbell."""
+        outcome = self._place.offer(delivery)
+        if outcome in (Offer.TAKEN, Offer.LOG):
+            self._wake.set()
+        return outcome
+
+    def distrust(self) -> None:
+        """Something may have been missed: read the log."""
+        self._place.stale = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Lets a waiting reader look around."""
+        self._wake.set()
+
+    async def next(self) -> list[Delivery]:
+        """The next 1 to MAX_BATCH deliveries, in index order; empty only after the terminal one.
+
+        Raises JobLost when the job or its output is gone or the broker does not answer for PATIENCE_S, Draining when
+        the relay was closed.
+        """
+        while True:
+            if batch := self._place.take(MAX_BATCH):
+                return batch
+            if self._place.ended:
+                return []
+            if self._relay.closed:
+                raise Draining(f"the gateway is stopping; {CALL_AGAIN}")
+            self._wake.clear()
+            if self._place.stale:
+                await self._ask(self._refill)
+                continue
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._ask(self._compare)
+
+    async def _ask(self, question: Callable[[], Awaitable[None]]) -> None:
+        """Asks the broker, and bears with one that does not answer."""
+        try:
+            await question()
+        except BrokerError as error:
+            now = time.monotonic()
+            self._trouble_since = self._trouble_since or now
+            if now - self._trouble_since > PATIENCE_S:
+                raise JobLost(f"the broker does not answer; {CALL_AGAIN}") from error
+            # What the log has is unknown, so it stays to be read. The jitter keeps streams from asking in step.
+            self._place.stale = True
+            await asyncio.sleep(random.uniform(0.2, 1.0))
+        else:
+            self._trouble_since = None
+
+    async def _compare(self) -> None:
+        """The stream is silent: does the broker know more?"""
+        record = await self._record()
+        if record.state is JobState.ENDED or record.next.get(0, 0) > self._place.next:
+            await self._refill()
+            if record.state is JobState.ENDED and not self._place.ended:
+                raise JobLost("the job has ended and its output is no longer kept")
+
+    async def _refill(self) -> None:
+        self._relay.refills += 1
+        # Before the read: what the doorbell brings meanwhile may make it stale anew.
+        self._place.stale = False
+        entries, self._log_id = await token_log.read(self._broker, self.request_id, self._log_id)
+        self._place.refill(entries)
+        if self._place.outside is not None:
+            record = await self._record()
+            self._place.complete(record.next.get(0, 0), usage_of(record))
+        elif not entries:
+            await self._record()
+
+    async def _record(self) -> JobRecord:
+        record = await self._jobs.get(self.request_id)
+        if record is None:
+            raise JobLost("the job is no longer in the broker")
+        return record
+
+
+def usage_of(record: JobRecord) -> inference_pb2.Usage:
+    """Usage of a job that was ended from outside its worker."""
+    return inference_pb2.Usage(
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        completion_tokens=record.next.get(0, 0),
+        attempts=record.attempt,
+    )

@@ -1,0 +1,110 @@
+"""The edge between gRPC and the services: parsing, and the one place where an exception becomes a status.
+
+Methods are registered from the protocol's descriptors and get raw bytes, because gRPC's own handling of a message that
+does not parse answers UNKNOWN with a Python error in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+
+from gateway.errors import AdmissionError, Status, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from google.protobuf.descriptor import ServiceDescriptor
+
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+Request = TypeVar("Request", bound=Message)
+
+MAX_DETAILS: Final = 1024
+"""Characters of a status message. It travels in a header, and clients refuse headers above 8 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a service. `call(request, context)`: a unary one returns its response, a streaming one writes its
+    responses to the context and returns None."""
+
+    request: type[Message]
+    call: Callable[[Any, Context], Awaitable[Message | None]]
+
+
+def service_handler(service: ServiceDescriptor, methods: dict[str, Method]) -> grpc.GenericRpcHandler:
+    """What ``server.add_generic_rpc_handlers`` takes. Raises ValueError unless `methods` are those of the service."""
+    if set(methods) != set(service.methods_by_name):
+        raise ValueError(f"{service.full_name} has methods {sorted(service.methods_by_name)}, not {sorted(methods)}")
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name, method in methods.items():
+        streaming = service.methods_by_name[name].server_streaming
+        make = grpc.unary_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler
+        handlers[name] = make(_guarded(method), response_serializer=_serialize)
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def _guarded(method: Method) -> Callable[[bytes, Context], Awaitable[Message | None]]:
+    async def handle(data: bytes, context: Context) -> Message | None:
+        try:
+            return await method.call(parse(method.request, data), context)
+        except grpc.aio.BaseError:
+            # The call itself is over (the client left while we wrote), so there is nobody to answer.
+            raise
+        except Exception as error:
+            status = status_of(error)
+        await abort(context, status)
+        return None
+
+    return handle
+
+
+def parse(kind: type[Request], data: bytes) -> Request:
+    """The message in `data`. Raises AdmissionError when there is none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise AdmissionError("request", f"{len(data)} bytes", f"must be a {kind.DESCRIPTOR.full_name}") from error
+
+
+async def abort(context: Context, status: Status) -> None:
+    """Ends the call with `status`; does not return."""
+    message = status.message if len(status.message) <= MAX_DETAILS else status.message[: MAX_DETAILS - 3] + "..."
+    trailing: tuple[tuple[str, bytes], ...] = ()
+    if status.retry_after_ms is not None:
+        trailing = (("grpc-status-details-bin", retry_details(status.code, message, status.retry_after_ms)),)
+    await context.abort(status.code, message, trailing)
+
+
+def retry_details(code: grpc.StatusCode, message: str, retry_after_ms: int) -> bytes:
+    """google.rpc.Status with one google.rpc.RetryInfo, which is what clients' retry policies read.
+
+    Written by hand: three fields are no reason for a dependency.
+    """
+    delay = Duration()
+    delay.FromMilliseconds(retry_after_ms)
+    retry_info = _field(1, delay.SerializeToString())
+    detail = AnyMessage(type_url="type.googleapis.com/google.rpc.RetryInfo", value=retry_info)
+    number: int = code.value[0]
+    return bytes((1 << 3, number)) + _field(2, message.encode()) + _field(3, detail.SerializeToString())
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    size, length = len(payload), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes((number << 3 | 2,)) + bytes(length) + payload
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

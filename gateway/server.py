@@ -1,0 +1,164 @@
+"""The gateway process: every part made, connected, started, and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gateway import fleet, service
+from gateway.config import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
+from gateway.dispatch import Dispatch
+from gateway.fleet import FleetService
+from gateway.metrics import Metrics
+from gateway.models import Models
+from gateway.reaper import REAP_S, Lease, Reaper
+from gateway.relay import Relay
+from gateway.service import InferenceService
+from gateway.tasks import Tasks, every
+from gateway.tokenize import TokenizerPool
+from kvstore.client import BrokerConfig, connect
+from kvstore.jobs import Jobs
+from kvstore.registry import HEARTBEAT_S, Registry, new_incarnation
+
+if TYPE_CHECKING:
+    from gateway.config import GatewayConfig
+    from kvstore.client import Broker
+
+logger = logging.getLogger(__name__)
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
+    # A client whose host died sends nothing: pings find out, and its jobs are ended.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients may ping as often as every 5 s, with or without a call, to get through idle proxies.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # Two gateways on one port by mistake would share its connections silently.
+    ("grpc.so_reuseport", 0),
+)
+SERVED_NAMES: Final = ("", service.NAME, fleet.NAME)
+CUT_S: Final = 2.0
+"""How long the calls that the grace time has cut off get to send their status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Where a started gateway is. Addresses are HOST:PORT."""
+
+    grpc: str
+    metrics: str
+    incarnation: str
+
+
+class Gateway:
+    """One gateway. ``start``, then ``stop`` once."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self.incarnation = new_incarnation()
+        self._stack = AsyncExitStack()
+        self._tasks = Tasks()
+        self._loops = Tasks()
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._metrics = Metrics()
+
+    async def start(self) -> Ready:
+        """Connects and serves. Raises BrokerError, or OSError or RuntimeError for a port that is taken."""
+        config = self._config
+        try:
+            broker = await connect(BrokerConfig(config.redis, config.namespace))
+            self._stack.push_async_callback(broker.close)
+            await self._assemble(broker)
+            self._stack.push_async_callback(self._metrics.close)
+            metrics = self._metrics.serve(config.host, config.metrics_port)
+            port = self._server.add_insecure_port(f"{config.host}:{config.grpc_port}")
+            self._stack.push_async_callback(self._server.stop, None)
+            await self._server.start()
+            await self._set_health(serving=True)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return Ready(f"{config.host}:{port}", metrics, self.incarnation)
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Drains: NOT_SERVING and no new calls at once; streams go on for the grace time, or until `hurry` is set;
+        then they end with UNAVAILABLE."""
+        drained = asyncio.create_task(self._inference.drain(), name="drain")
+        await self._health.enter_graceful_shutdown()
+        hurried = asyncio.create_task(hurry.wait(), name="hurry")
+        await asyncio.wait((drained, hurried), timeout=self._config.grace_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        cut = len(self._relay)
+        await self._relay.close()
+        await asyncio.wait((drained,), timeout=CUT_S)
+        drained.cancel()
+        await self._server.stop(None)
+        await self._tasks.drain(CUT_S)
+        if cut:
+            # The lease is left to lapse: for that long another gateway may take over the jobs.
+            logger.warning("stopped with %d streams cut off", cut)
+        else:
+            await self._registry.leave_gateway(self.incarnation)
+        await self._stack.aclose()
+
+    async def _assemble(self, broker: Broker) -> None:
+        """Makes all parts, starts those that run, and registers their services."""
+        config, incarnation = self._config, self.incarnation
+        jobs = Jobs(broker)
+        self._registry = registry = Registry(broker)
+        self._relay = relay = Relay(broker, jobs, incarnation)
+        self._stack.push_async_callback(relay.close)
+        tokenizers = TokenizerPool(config.tokenizer_threads)
+        self._stack.push_async_callback(tokenizers.close)
+        self._stack.push_async_callback(self._tasks.cancel)
+        models = Models(registry, tokenizers, self._tasks)
+        self._inference = InferenceService(
+            incarnation=incarnation,
+            models=models,
+            tokenizers=tokenizers,
+            dispatch=Dispatch(
+                jobs, registry, models, gateway=incarnation, max_queue=config.max_queue, rng=random.Random()
+            ),
+            relay=relay,
+            jobs=jobs,
+            tasks=self._tasks,
+            metrics=self._metrics,
+            max_streams=config.max_streams,
+        )
+        self._metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((self._inference.handler(), FleetService(registry, jobs).handler()))
+        reflection.enable_server_reflection(
+            (*SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        # The lease stands before the first job can name this gateway.
+        await registry.renew_gateway(incarnation)
+        await relay.start()
+        self._start_loops(registry, jobs, models)
+
+    def _start_loops(self, registry: Registry, jobs: Jobs, models: Models) -> None:
+        lease = Lease(registry, self.incarnation, lambda held: self._set_health(serving=held))
+        self._stack.push_async_callback(self._loops.cancel)
+        for interval_s, action, what in (
+            (HEARTBEAT_S, lease.renew, "renewing the gateway's lease"),
+            (REAP_S, Reaper(jobs).reap, "ending the jobs of dead workers"),
+            (1.0, lambda: self._metrics.queues.refresh(jobs), "reading the queues"),
+            (1.0, models.refresh, "loading tokenizers"),
+        ):
+            self._loops.spawn(every(interval_s, action, what=what), name=what)
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in SERVED_NAMES:
+            await self._health.set(name, status)

@@ -1,0 +1,259 @@
+"""The Inference service: one call from its arrival to its last response."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+import uuid
+from typing import TYPE_CHECKING, Final
+
+import grpc.aio
+
+from gateway import admission
+from gateway.dispatch import Order
+from gateway.errors import Draining, JobFailed, JobLost, Overloaded, lookup
+from gateway.metrics import Call
+from gateway.rpc import Method, service_handler
+from gateway.stream import is_terminal
+from kvstore.errors import BrokerError
+from kvstore.jobs import Finished, Submitted
+from octavo.v1 import inference_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.dispatch import Dispatch, Sent
+    from gateway.metrics import Metrics
+    from gateway.models import Models, Served
+    from gateway.relay import Relay, Stream
+    from gateway.rpc import Context
+    from gateway.tasks import Tasks
+    from gateway.tokenize import TokenizerPool
+    from kvstore.jobs import Jobs
+
+logger = logging.getLogger(__name__)
+
+SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
+NAME: Final = SERVICE.full_name
+REQUEST_ID_KEY: Final = "octavo-request-id"
+"""Initial metadata of Generate: the request's id, known to the client before there is any output."""
+END_PATIENCE_S: Final = 60.0
+"""How long ending an abandoned job is tried while the broker does not answer."""
+DEADLINE_SLACK_S: Final = 0.05
+"""A call that is cancelled this close to its deadline was cancelled by it: the two clocks differ a little."""
+
+
+class InferenceService:
+    """Serves Generate, Cancel and GetModel on behalf of one gateway."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        models: Models,
+        tokenizers: TokenizerPool,
+        dispatch: Dispatch,
+        relay: Relay,
+        jobs: Jobs,
+        tasks: Tasks,
+        metrics: Metrics,
+        max_streams: int,
+    ) -> None:
+        self._incarnation = incarnation
+        self._models = models
+        self._tokenizers = tokenizers
+        self._dispatch = dispatch
+        self._relay = relay
+        self._jobs = jobs
+        self._tasks = tasks
+        self._metrics = metrics
+        self._max_streams = max_streams
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What the server registers."""
+        methods = {
+            "Generate": Method(inference_pb2.GenerateRequest, self.generate),
+            "Cancel": Method(inference_pb2.CancelRequest, self.cancel),
+            "GetModel": Method(inference_pb2.GetModelRequest, self.get_model),
+        }
+        return service_handler(SERVICE, methods)
+
+    async def drain(self) -> None:
+        """Refuses new Generate calls from now on; returns when none is open."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def cancel(self, request: inference_pb2.CancelRequest, _context: Context) -> inference_pb2.CancelResponse:
+        """Ends a job, whoever waits for it."""
+        admission.check_request_id(request.request_id)
+        finished = await self._jobs.cancel(request.request_id)
+        return inference_pb2.CancelResponse(cancelled=finished is Finished.ENDED)
+
+    async def get_model(self, request: inference_pb2.GetModelRequest, _context: Context) -> inference_pb2.Model:
+        """What is served under a name, with the limits that hold on every worker."""
+        served = await self._models.find(request.name)
+        return inference_pb2.Model(
+            name=served.card.name,
+            fingerprint=served.card.fingerprint,
+            context_length=served.context_length,
+            block_size=served.workers[0].block_size,
+            vocab_size=served.card.vocab_size,
+            dtype=served.workers[0].dtype,
+            workers=len(served.workers),
+        )
+
+    async def generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+        """Serves one Generate call, and counts how it ended.
+
+        A coroutine that writes, not a generator that yields: grpc cancels the task of a call, and a generator that is
+        suspended in a yield would not notice.
+        """
+        call = Call(self._metrics)
+        self._open += 1
+        self._idle.clear()
+        outcome = "internal"
+        try:
+            outcome = await self._generate(request, context, call)
+        except asyncio.CancelledError:
+            outcome = "deadline_exceeded" if _deadline_passed(context) else "cancelled"
+            raise
+        except grpc.aio.BaseError:
+            outcome = "cancelled"
+            raise
+        except Exception as error:
+            known = lookup(error)
+            outcome = known.code.name.lower() if known else outcome
+            raise
+        finally:
+            call.end(outcome)
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, call: Call) -> str:
+        if self._draining:
+            raise Draining("the gateway is stopping; call another one")
+        if self._open > self._max_streams:
+            raise Overloaded(f"this gateway has {self._max_streams} open streams, its limit; try again later")
+        admission.check(request)
+        served = await self._models.find(request.model)
+        call.model = served.card.name
+        job = admission.resolve(
+            request,
+            request_id=request.request_id or uuid.uuid4().hex,
+            model=served.card.name,
+            prompt=await self._tokenize(request, served),
+            limits=admission.Limits(served.context_length, served.card.vocab_size),
+            seed=secrets.randbits(64),
+        )
+        order = Order(job, digest_of(request), context.time_remaining)
+        # In the relay's books before the broker has the job: no delivery can be missed.
+        with self._relay.open(job.request_id) as stream:
+            submission = self._tasks.spawn(self._dispatch.submit(order, served), name=f"submit {job.request_id}")
+            try:
+                # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
+                sent = await asyncio.shield(submission)
+                stream.attached = True
+                return await self._answer(stream, sent, context, call)
+            except (JobLost, Draining):
+                raise  # the client is told that the job may go on
+            except BaseException:
+                # Once the relay is closed the gateway cuts its callers off itself, and another one may go on.
+                if not (stream.ended or self._relay.closed):
+                    ending = self._end_job(stream, submission, deadline=_deadline_passed(context))
+                    self._tasks.spawn(ending, name=f"end {job.request_id}")
+                raise
+
+    async def _tokenize(self, request: inference_pb2.GenerateRequest, served: Served) -> list[int]:
+        match request.WhichOneof("input"):
+            case "text":
+                return await self._tokenizers.text(served.tokenizer, request.text)
+            case "chat":
+                messages = [(message.role, message.content) for message in request.chat.messages]
+                return await self._tokenizers.chat(served.tokenizer, messages)
+            case _:
+                return list(request.token_ids.ids)
+
+    async def _answer(self, stream: Stream, sent: Sent, context: Context, call: Call) -> str:
+        """Writes the job's output as it comes; the outcome. Raises JobFailed after the chunk of a job that failed."""
+        call.replay = sent.submitted is Submitted.ATTACHED
+        if call.replay:
+            stream.distrust()
+        await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
+        while True:
+            batch = await stream.next()
+            response = response_of(stream.request_id, batch, sent.worker)
+            if response.HasField("route"):
+                call.queued(response.route.queue_ms)
+            call.output(sum(len(chunk.token_ids) for chunk in response.chunks))
+            await context.write(response)
+            last = batch[-1]
+            if is_terminal(last):
+                if last.chunk.finish == inference_pb2.ERROR:
+                    raise JobFailed(last.failure, last.chunk.error)
+                return inference_pb2.FinishReason.Name(last.chunk.finish).lower()
+
+    async def _end_job(self, stream: Stream, submission: asyncio.Task[Sent], *, deadline: bool) -> None:
+        """Ends the job of a caller who has left, unless it was never accepted or another caller waits for it."""
+        try:
+            await submission
+        except BrokerError as error:
+            logger.info("whether job %s was accepted is unknown: %s", stream.request_id, error)
+        except Exception:
+            return  # refused: there is no job of ours
+        until = time.monotonic() + END_PATIENCE_S
+        pause = 0.1
+        while not self._relay.shared(stream):
+            try:
+                await self._finish(stream.request_id, deadline=deadline)
+                return
+            except BrokerError as error:
+                if time.monotonic() > until:
+                    logger.error("job %s could not be ended: %s", stream.request_id, error)
+                    return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    async def _finish(self, request_id: str, *, deadline: bool) -> Finished:
+        if not deadline:
+            return await self._jobs.cancel(request_id, gateway=self._incarnation)
+        return await self._jobs.finish(
+            request_id,
+            finish=inference_pb2.ERROR,
+            failure=job_pb2.FAILURE_DEADLINE,
+            error="the client's deadline passed",
+            expect_gateway=self._incarnation,
+        )
+
+
+def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
+    """SHA-256 of all that the client asked for, its request_id aside."""
+    payload = inference_pb2.GenerateRequest()
+    payload.CopyFrom(request)
+    payload.request_id = ""
+    return hashlib.sha256(payload.SerializeToString(deterministic=True)).digest()
+
+
+def response_of(request_id: str, batch: list[job_pb2.Delivery], worker: str) -> inference_pb2.GenerateResponse:
+    """One response for consecutive deliveries. `worker`: where the job was sent, for a route that does not say it."""
+    response = inference_pb2.GenerateResponse(request_id=request_id, chunks=[delivery.chunk for delivery in batch])
+    for delivery in batch:
+        if delivery.HasField("route"):
+            response.route.CopyFrom(delivery.route)
+            response.route.worker = delivery.route.worker or worker
+        if delivery.HasField("usage"):
+            response.usage.CopyFrom(delivery.usage)
+    return response
+
+
+def _deadline_passed(context: Context) -> bool:
+    remaining: Callable[[], float | None] = context.time_remaining
+    left = remaining()
+    return left is not None and left <= DEADLINE_SLACK_S

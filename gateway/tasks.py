@@ -1,0 +1,76 @@
+"""Tasks that nobody awaits: kept alive, ended in order, and never silent about a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from kvstore.errors import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from typing import Any
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Tasks:
+    """A set of tasks. asyncio itself keeps only weak references to them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Starts `work`. A failure that nobody awaits is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def drain(self, timeout_s: float) -> None:
+        """Waits for all tasks, for at most `timeout_s` seconds, then cancels the rest."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        await self.cancel()
+
+    async def cancel(self) -> None:
+        """Cancels all tasks and waits until they have ended."""
+        pending = set(self._tasks)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BrokerError):
+            logger.debug("task %s ended with %r", task.get_name(), error)
+
+
+async def every(interval_s: float, action: Callable[[], Awaitable[object]], *, what: str) -> None:
+    """Runs `action` every `interval_s` seconds until cancelled. Failures are logged when they begin and when they end,
+    not at every turn."""
+    failing = False
+    while True:
+        try:
+            await action()
+        except BrokerError as error:
+            if not failing:
+                logger.error("%s fails: %s", what, error)
+            failing = True
+        except Exception:
+            # A fault of ours in one turn must not end all later turns: a lease would lapse, orphans would hang.
+            if not failing:
+                logger.exception("%s fails", what)
+            failing = True
+        else:
+            if failing:
+                logger.warning("%s works again", what)
+            failing = False
+        await asyncio.sleep(interval_s)

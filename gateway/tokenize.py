@@ -1,0 +1,132 @@
+"""Prompts to token ids, with the tokenizer that the workers published. No model files, and no torch.
+
+``ModelTokenizer`` is synchronous; ``TokenizerPool`` runs it in a few threads, because encoding a long prompt takes tens
+of milliseconds and must not hold up anyone's stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.errors import AdmissionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    from kvstore.registry import ModelCard
+
+    T = TypeVar("T")
+
+_SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ModelTokenizer:
+    """Tokenizer and chat template of one model. Safe to use from several threads."""
+
+    def __init__(self, card: ModelCard) -> None:
+        # A second to import, so only a gateway that has met a model pays for it, in a thread.
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        text = card.tokenizer_json.decode()
+        config: dict[str, Any] = json.loads(card.tokenizer_config)
+        self._name = card.name
+        self._fast = Tokenizer.from_str(text)
+        # The same tokenizer for text that must not give control tokens, whatever it contains.
+        self._plain = Tokenizer.from_str(text)
+        self._plain.encode_special_tokens = True
+        specials = {name: content for name in _SPECIAL_NAMES if (content := _content(config.get(name)))}
+        self._control = tuple(
+            token.content for token in self._fast.get_added_tokens_decoder().values() if token.special and token.content
+        )
+        make: Any = PreTrainedTokenizerFast  # its constructor carries no types
+        template = _template(config.get("chat_template"))
+        self._template = make(tokenizer_object=self._fast, chat_template=template, **specials)
+        self._bos: int | None = self._fast.token_to_id(specials["bos_token"]) if "bos_token" in specials else None
+        self._adds_bos = self._bos is not None and self._fast.encode("a").ids[:1] == [self._bos]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a raw prompt. Control tokens written out in it count; one BOS where the tokenizer adds one."""
+        ids: list[int] = self._fast.encode(text).ids
+        return ids[1:] if self._adds_bos and ids[1:2] == [self._bos] else ids
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Token ids of (role, content) messages and the opening of the answer. Contents never give control tokens.
+
+        Raises AdmissionError when the template refuses the messages, or there is none.
+        """
+        masked, mark = self._mask(messages)
+        ids: list[int] = []
+        for index, piece in enumerate(self._render(masked).split(mark)):
+            # Every second piece is a control token's text that some message contained.
+            tokenizer = self._plain if index % 2 else self._fast
+            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+        return [self._bos, *ids] if self._adds_bos and self._bos is not None and ids[:1] != [self._bos] else ids
+
+    def _mask(self, messages: Sequence[tuple[str, str]]) -> tuple[list[dict[str, str]], str]:
+        """The messages with each control token's text between two marks, and the mark: unguessable, so no message has
+        it. The rendered prompt of ordinary messages stays in one piece and encodes as ever."""
+        mark = f"\ue000{secrets.token_hex(8)}\ue000"
+        masked = []
+        for role, content in messages:
+            for control in self._control:
+                content = content.replace(control, f"{mark}{control}{mark}")
+            masked.append({"role": role, "content": content})
+        return masked, mark
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        if not self._template.chat_template:
+            raise AdmissionError("chat", "set", f"model {self._name!r} has no chat template; send text or token_ids")
+        try:
+            rendered = self._template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            # The template is a program that came with the model; whatever it raises is about these messages.
+            reason = str(error).strip() or type(error).__name__
+            limit = f"refused by the model's template: {reason}"
+            raise AdmissionError("chat.messages", f"{len(messages)} messages", limit) from error
+        return str(rendered)
+
+
+class TokenizerPool:
+    """Runs tokenizer work in its own few threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    async def load(self, card: ModelCard) -> ModelTokenizer:
+        """Raises what a card that makes no tokenizer raises: ValueError, KeyError, Exception of tokenizers."""
+        return await self._run(lambda: ModelTokenizer(card))
+
+    async def text(self, tokenizer: ModelTokenizer, text: str) -> list[int]:
+        """As ``ModelTokenizer.encode_text``."""
+        return await self._run(lambda: tokenizer.encode_text(text))
+
+    async def chat(self, tokenizer: ModelTokenizer, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """As ``ModelTokenizer.encode_chat``."""
+        return await self._run(lambda: tokenizer.encode_chat(messages))
+
+    async def close(self) -> None:
+        """Waits for what runs; drops what has not begun."""
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _content(token: object) -> str:
+    """A special token as tokenizer_config.json has it: its text, or an object with its text."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _template(value: object) -> str | dict[str, str] | None:
+    """A chat template: its text, or a list of named ones."""
+    if isinstance(value, list):
+        return {str(each["name"]): str(each["template"]) for each in value}
+    return value if isinstance(value, str) else None
