@@ -1,10 +1,10 @@
 """A broker of one's own: a Redis-compatible server as a child process, for demos, tests and single machines.
 
-It must not outlive its parent, not even one that is killed with SIGKILL and cannot clean up. On Linux the kernel sees to
-that (``PR_SET_PDEATHSIG``), set by a small program between fork and exec of the server: Python code in the forked child
-itself (``preexec_fn``) may deadlock when other threads held locks at the time of the fork. "Parent" means the *thread*
-that forked: ``start`` must be awaited in an event loop whose thread lives as long as the server is needed, as the main
-thread does, and never be moved to a thread pool. Elsewhere only ``stop`` ends the server.
+It must not outlive its parent, not even one that is killed with SIGKILL and cannot clean up. On Linux the kernel sees
+to that (``PR_SET_PDEATHSIG``), set by a small program between fork and exec of the server: Python code in the forked
+child itself (``preexec_fn``) may deadlock when other threads held locks at the time of the fork. "Parent" means the
+*thread* that forked: ``start`` must be awaited in an event loop whose thread lives as long as the server is needed, as
+the main thread does, and never be moved to a thread pool. Elsewhere only ``stop`` ends the server.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ STOP_PATIENCE_S = 5.0
 _PORT_ATTEMPTS = 5
 
 _LOG_TAIL_BYTES = 2000
+_START_POLL_S = 0.02
 
 # argv: pid of the parent, then the server's command. 1 is PR_SET_PDEATHSIG. A parent that died before the call to prctl
 # sends no signal any more, hence the second look.
@@ -79,7 +81,7 @@ class EmbeddedBroker:
                 except BrokerError as error:
                     await self._end_process()
                     log = self._log_tail()
-                    if attempt == _PORT_ATTEMPTS or "in use" not in log.lower():
+                    if attempt == _PORT_ATTEMPTS or "in use" not in f"{error}{log}".lower():
                         raise BrokerUnreachable(f"{binary} did not start: {error}\n{log}".strip()) from error
         except BaseException:
             await self.stop()
@@ -199,7 +201,16 @@ def _free_port() -> int:
 
 
 async def _pid_behind(url: str) -> int:
-    broker = await connect(BrokerConfig(url, connect_patience_s=START_PATIENCE_S))
+    give_up = time.monotonic() + START_PATIENCE_S
+    while True:
+        try:
+            broker = await connect(BrokerConfig(url, connect_patience_s=0))
+        except BrokerUnreachable:
+            if time.monotonic() > give_up:
+                raise
+            await asyncio.sleep(_START_POLL_S)
+        else:
+            break
     try:
         info = await broker.call("INFO", "server")
         return int(info["process_id"])
