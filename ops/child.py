@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -15,6 +14,8 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from kvstore.embedded import _DIE_WITH_PARENT as DIE_WITH_PARENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,7 +26,6 @@ LineSink = Callable[[str, str], None]
 TAIL_LINES = 40
 MAX_LINE = 8192
 """Characters of one line that are kept; the rest of a longer one is dropped."""
-_PR_SET_PDEATHSIG = 1
 
 
 class ChildFailed(Exception):  # noqa: N818 - an event, not a kind of error
@@ -64,19 +64,18 @@ class Child:
         """Starts it, in a session of its own: Ctrl-C in the terminal reaches only the parent, which ends it in order.
 
         It runs the interpreter that runs us, without the current folder on its import path (`-P`): a folder named
-        `worker` beside the user must not be taken for ours.
+        `worker` beside the user must not be taken for ours. The kernel ends it when we end, in whatever way.
         """
+        command = [sys.executable, "-P", "-m", *self.arguments]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            *self.arguments,
+            *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self._environment,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()) if sys.platform == "linux" else None,
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -184,15 +183,3 @@ def describe_exit(status: int) -> str:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:
         return f"was ended by signal {-status}"
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """For the new process, before it becomes the program: the kernel ends it when its parent ends, in whatever way."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died in between
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return arm

@@ -6,12 +6,9 @@ import asyncio
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 
 def emit(line: str) -> None:
@@ -50,16 +47,3 @@ class Interrupts:
 
     def _note(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
-
-
-async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Waits until one of them is done and cancels the others. An error of one that is done is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

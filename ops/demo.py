@@ -14,10 +14,11 @@ from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.client import Answer, BrokenStream, Client, chat_request, describe
 from ops.config import FleetConfig, fleet_config, fleet_options
-from ops.console import Interrupts, emit, emit_json, first_of, note, pass_on
+from ops.console import Interrupts, emit, emit_json, note, pass_on
 from ops.demo_text import CAPITAL_ANSWER, CAPITAL_QUESTION, QUESTIONS, SYSTEM_PROMPT
 from ops.fleet import Fleet
 from ops.show import print_table
+from ops.tasks import all_or_first_error, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,9 +126,8 @@ async def ask_all(target: str, questions: Sequence[str], *, stream: bool) -> lis
                 printer.finish(answer.finish)
         return Asked(question, answer)
 
-    async with Client(target) as client, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask(index, question)) for index, question in enumerate(questions)]
-    return [task.result() for task in tasks]
+    async with Client(target) as client:
+        return await all_or_first_error(ask(index, question) for index, question in enumerate(questions))
 
 
 class LinePrinter:

@@ -22,9 +22,10 @@ from kvstore.embedded import EmbeddedBroker
 from ops.child import Child, ChildFailed, LineSink, describe_exit
 from ops.client import Client, describe
 from ops.config import usable_cores
+from ops.tasks import all_or_first_error, cancel_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from ops.config import FleetConfig
@@ -155,9 +156,7 @@ class Fleet:
 
         What outlives its grace time is killed. May be called again.
         """
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await cancel_all(self._keepers)
         self._keepers.clear()
         for members in (self.gateways, self.workers):
             await asyncio.gather(*(self._stop_member(member) for member in members))
@@ -175,7 +174,10 @@ class Fleet:
         if self.config.redis:
             return
         self._broker = EmbeddedBroker()
-        self.redis = await self._broker.start()
+        try:
+            self.redis = await self._broker.start()
+        except FileNotFoundError as error:
+            raise ChildFailed(str(error)) from error
 
     async def _start_members(self) -> None:
         config, cores = self.config, usable_cores()
@@ -186,19 +188,17 @@ class Fleet:
         for index, worker in enumerate(config.worker_ids()):
             self.workers.append(Member(worker, config.worker_arguments(index, cores), environment, self._sink))
         members = [*self.gateways, *self.workers]
-        await _all_or_first_error([member.start(config.start_timeout) for member in members])
+        await all_or_first_error(member.start(config.start_timeout) for member in members)
         for index, (member, target) in enumerate(zip(self.gateways, self.targets, strict=True)):
             member.arguments = config.gateway_arguments(index, grpc_port=int(target.rpartition(":")[2]))
         self._keepers = [asyncio.create_task(member.keep(config.start_timeout, self._note)) for member in members]
         if self._broker is not None:
-            self._keepers.append(asyncio.create_task(self._watch_broker(self._broker)))
+            self._keepers.append(asyncio.create_task(self._watch_broker(self._broker.pid)))
 
-    async def _watch_broker(self, broker: EmbeddedBroker) -> None:
-        while True:
+    async def _watch_broker(self, pid: int | None) -> None:
+        while pid is not None and is_alive(pid):
             await asyncio.sleep(BROKER_WATCH_S)
-            if not is_alive(broker.pid):
-                self.lost.set_result(f"the embedded broker (pid {broker.pid}) ended, and all accepted work with it")
-                return
+        self.lost.set_result(f"the embedded broker (pid {pid}) ended, and all accepted work with it")
 
     async def _until_served(self, target: str) -> None:
         """A gateway learns of workers and models through the broker, moments after they are ready."""
@@ -233,14 +233,3 @@ def is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-async def _all_or_first_error(starts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Waits for all; when one fails, the others are given up at once and its error is raised."""
-    tasks = [asyncio.create_task(start) for start in starts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

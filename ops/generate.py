@@ -12,7 +12,8 @@ import grpc.aio
 from octavo.v1 import inference_pb2
 from ops.client import DEFAULT_TARGET, Answer, BrokenStream, Client, describe
 from ops.config import option
-from ops.console import Interrupts, emit_json, first_of, note
+from ops.console import Interrupts, emit_json, note
+from ops.tasks import first_of
 
 
 @click.command("generate")

@@ -11,8 +11,9 @@ import click
 from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.config import FleetConfig, fleet_config, fleet_options
-from ops.console import Interrupts, emit, first_of, note, pass_on
+from ops.console import Interrupts, emit, note, pass_on
 from ops.fleet import Fleet
+from ops.tasks import first_of
 
 
 @click.command("up")
