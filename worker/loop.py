@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.client import Broker
+    from kvstore.entries import Entry
     from kvstore.registry import ModelCard, WorkerInfo
     from worker.config import WorkerConfig
     from worker.metrics import WorkerMetrics
@@ -62,6 +63,7 @@ class WorkerLoop:
         self._info = info
         self._metrics = metrics
         self._jobs = Jobs(broker)
+        self._reader = broker.blocking()
         self._journal = Journal(config.id)
         self._heartbeat = Heartbeat(broker, info, card, self._journal, engine.stats, ORPHAN_GRACE_S)
         self._inbox: list[Claim] = []
@@ -103,6 +105,7 @@ class WorkerLoop:
                 task.cancel()
             await asyncio.gather(stepper, committer, *services, return_exceptions=True)
             self._thread.shutdown(wait=True)
+            await self._reader.aclose()
             await self._heartbeat.leave()
 
     async def _flush(self, committer: asyncio.Task[None]) -> None:
@@ -242,19 +245,22 @@ class WorkerLoop:
         return [Commit.FENCED if d.request_id in gap.expected else Commit.WRITTEN for d in deliveries]
 
     async def _intake(self) -> None:
-        client = self._broker.blocking()
+        """Claims jobs while there is room to run them; the others wait in Redis, where everybody sees them."""
+        worker, incarnation = self._config.id, self._info.incarnation
+        entries: list[Entry] = []
         while True:
             await self._room.wait()
             count = self._config.max_running - len(self._journal.running) - len(self._inbox)
             try:
-                entries = await self._jobs.next_entries(
-                    client, self._config.id, self._info.incarnation, max(count, 1), BLOCK_MS
-                )
-                claims = await self._jobs.claim(self._config.id, self._info.incarnation, entries) if entries else []
+                # Entries whose claim failed are kept: Redis counts them as delivered and never gives them again.
+                if not entries:
+                    entries = await self._jobs.next_entries(self._reader, worker, incarnation, max(count, 1), BLOCK_MS)
+                claims = await self._jobs.claim(worker, incarnation, entries) if entries else []
             except KvError as error:
                 logger.warning("reading jobs failed, trying again: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
+            entries = []
             if claims:
                 self._inbox += claims
                 self._update_room()
