@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -38,6 +39,9 @@ class TokenBytes:
     @classmethod
     def from_json(cls, tokenizer_json: str | bytes) -> TokenBytes:
         """Read a ``tokenizer.json``: byte-level BPE, or SentencePiece-like pieces with byte fallback.
+
+        Bytes that aren't UTF-8 come out alike for both kinds. (``tokenizers`` itself, for the second kind, replaces a
+        whole run of byte tokens when any byte of it is wrong, which can't be known before the run has ended.)
 
         Raises UnsupportedTokenizer on another kind of decoder.
         """
@@ -142,15 +146,15 @@ class _Stop:
 
 
 def _decoder(spec: dict[str, Any] | None) -> tuple[Callable[[str], bytes], str]:
-    """The function from a token to its bytes, and what is stripped from the text's start, for a decoder's JSON."""
+    """The function from a token to its bytes, and what a text's start is stripped of, for a decoder's JSON."""
     steps = [] if spec is None else spec.get("decoders", [spec])
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
+    kinds = " ".join(step["type"] for step in steps)
+    if kinds == "ByteLevel":
         return _byte_level, ""
-    if not re.fullmatch(r"(Replace )*(ByteFallback )?(Fuse )?|(Replace )*(ByteFallback )?Fuse Strip ", _joined(kinds)):
-        raise _unsupported(kinds)
-    if "ByteFallback" not in kinds:
-        raise _unsupported(kinds)
+    if not re.fullmatch("(Replace )*ByteFallback( Fuse( Strip)?)?", kinds):
+        raise UnsupportedTokenizer(
+            f"the tokenizer's decoder is {kinds or 'missing'}; known are ByteLevel, and Replace ByteFallback Fuse Strip"
+        )
     replacements = []
     strip = ""
     for step in steps:
@@ -162,30 +166,18 @@ def _decoder(spec: dict[str, Any] | None) -> tuple[Callable[[str], bytes], str]:
             if step["stop"]:
                 raise UnsupportedTokenizer("the tokenizer's decoder strips the end of a text, which a stream has sent")
             strip = step["content"] * step["start"]
-
-    def to_bytes(piece: str) -> bytes:
-        for old, new in replacements:
-            piece = piece.replace(old, new)
-        return bytes([int(piece[3:5], 16)]) if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece) else piece.encode()
-
-    return to_bytes, strip
+    return partial(_byte_fallback, replacements=replacements), strip
 
 
-def _joined(kinds: Iterable[str]) -> str:
-    return "".join(f"{kind} " for kind in kinds)
-
-
-def _unsupported(kinds: Sequence[str]) -> UnsupportedTokenizer:
-    return UnsupportedTokenizer(
-        f"the tokenizer's decoder is {' + '.join(kinds) or 'missing'}; known are ByteLevel, and "
-        "Replace + ByteFallback + Fuse + Strip"
-    )
+def _byte_fallback(piece: str, replacements: Sequence[tuple[str, str]]) -> bytes:
+    """A piece stands for its characters, or as ``<0xNN>`` for a byte."""
+    for old, new in replacements:
+        piece = piece.replace(old, new)
+    return bytes([int(piece[3:5], 16)]) if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece) else piece.encode()
 
 
 def _byte_level(piece: str) -> bytes:
-    """Each character stands for a byte, in GPT-2's alphabet; a piece with any other character (an added token) for
-    itself.
-    """
+    """Each character stands for a byte. A piece with any other character, an added token, stands for itself."""
     try:
         return bytes(_BYTE_OF[char] for char in piece)
     except KeyError:
