@@ -1,0 +1,240 @@
+"""The worker's shell on a real broker with a real (tiny) model."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvstore import token_log
+from kvstore.client import BrokerConfig
+from kvstore.jobs import Finished, Jobs, JobState, Submitted
+from kvstore.registry import Registry, new_incarnation
+from octavo.v1 import inference_pb2, job_pb2
+from tests.support.tiny_model import save_tiny_llama
+from tests.support.waiting import until
+from worker import assemble
+from worker.config import WorkerConfig
+from worker.loop import WorkerLoop
+from worker.metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from kvstore.client import Broker
+
+GATEWAY = "00000000000000aa"
+LONG = 480
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+class Fleet:
+    """One running worker, and what a gateway would do to it."""
+
+    def __init__(
+        self, broker: Broker, worker: assemble.Assembled, loop: WorkerLoop, metrics: CollectorRegistry
+    ) -> None:
+        self.broker = broker
+        self.jobs = Jobs(broker)
+        self.worker = worker
+        self.loop = loop
+        self.metrics = metrics
+
+    async def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        seed: int | None = None,
+        deadline_ms: int | None = None,
+    ) -> None:
+        job = job_pb2.Job(request_id=request_id, model="tiny", prompt_token_ids=prompt, n=1)
+        job.sampling.temperature = 0.0 if seed is None else 1.0
+        job.sampling.top_p = 1.0
+        job.sampling.seed = seed or 0
+        job.stopping.max_tokens = max_tokens
+        job.stopping.ignore_eos = True
+        submitted = await self.jobs.submit(
+            job,
+            digest=request_id.encode(),
+            worker=self.worker.info.id,
+            worker_incarnation=self.worker.info.incarnation,
+            gateway=GATEWAY,
+            deadline_ms=deadline_ms,
+            max_queue=64,
+        )
+        assert submitted is Submitted.ACCEPTED
+
+    async def log(self, request_id: str) -> list[job_pb2.Delivery]:
+        deliveries, _ = await token_log.read(self.broker, request_id)
+        return deliveries
+
+    async def ended(self, request_id: str) -> list[job_pb2.Delivery]:
+        """The whole log, once the job has ended."""
+
+        async def has_ended() -> bool:
+            record = await self.jobs.get(request_id)
+            return record is not None and record.state is JobState.ENDED
+
+        await until(has_ended, within_s=20)
+        return await self.log(request_id)
+
+    async def tokens(self, request_id: str, at_least: int) -> None:
+        """Returns once the job has produced so many tokens."""
+
+        async def enough() -> bool:
+            return sum(len(d.chunk.token_ids) for d in await self.log(request_id)) >= at_least
+
+        await until(enough, within_s=20)
+
+    async def idle(self) -> None:
+        """Returns once the engine has given every block back."""
+
+        async def nothing_held() -> bool:
+            engine = self.worker.engine
+            return not engine.has_work and engine.stats().blocks_used == 0
+
+        await until(nothing_held, within_s=5)
+        self.worker.engine.check_integrity()
+
+
+@asynccontextmanager
+async def running_worker(
+    broker: Broker, model_dir: Path, tmp_path: Path, *, max_running: int = 8, grace: float = 10.0
+) -> AsyncIterator[Fleet]:
+    config = WorkerConfig(
+        id="w0",
+        broker=BrokerConfig("unused"),
+        model=str(model_dir),
+        model_name="tiny",
+        dtype="float32",
+        device="cpu",
+        cache_dir=tmp_path,
+        kv_tokens=2048,
+        max_running=max_running,
+        step_tokens=64,
+        threads=1,
+        grace=grace,
+    )
+    worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), "", lambda _: None)
+    await Registry(broker).register(worker.info)
+    await Registry(broker).renew_gateway(GATEWAY)
+    metrics = CollectorRegistry()
+    loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics))
+    running = asyncio.create_task(loop.run())
+    try:
+        yield Fleet(broker, worker, loop, metrics)
+    finally:
+        loop.drain()
+        async with asyncio.timeout(20):
+            await running
+
+
+def joined(log: list[job_pb2.Delivery]) -> list[int]:
+    """All token ids, after checking that indexes are contiguous and that there is one terminal delivery, at the end."""
+    tokens: list[int] = []
+    for delivery in log:
+        assert delivery.chunk.start == len(tokens)
+        tokens += delivery.chunk.token_ids
+    assert [bool(d.chunk.finish) for d in log] == [False] * (len(log) - 1) + [True]
+    return tokens
+
+
+async def test_batched_answers_equal_solo_answers(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    prompts = {f"r{i}": list(range(2, 2 + 7 * (i + 1))) for i in range(8)}
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        solo = {}
+        for name, prompt in prompts.items():
+            await fleet.submit(f"solo-{name}", prompt, 20, seed=7)
+            solo[name] = joined(await fleet.ended(f"solo-{name}"))
+        for name, prompt in prompts.items():
+            await fleet.submit(name, prompt, 20, seed=7)
+        for name in prompts:
+            log = await fleet.ended(name)
+            assert joined(log) == solo[name]
+            assert log[-1].chunk.finish == inference_pb2.LENGTH
+            assert log[-1].usage.completion_tokens == 20
+            assert log[-1].usage.attempts == 1
+            assert log[0].route.worker == "w0"
+        await fleet.idle()
+        assert fleet.metrics.get_sample_value("octavo_jobs_total", {"outcome": "length"}) == 16
+        assert fleet.metrics.get_sample_value("octavo_worker_sequences", {"state": "running"}) == 0
+        assert fleet.metrics.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"}) > 0
+
+
+async def test_a_cancelled_job_stops_and_frees_its_blocks(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        await fleet.submit("long", [5, 6, 7], LONG)
+        await fleet.tokens("long", 3)
+        assert await fleet.jobs.cancel("long") is Finished.ENDED
+        await fleet.idle()
+        log = await fleet.log("long")
+        assert [d.chunk.finish for d in log if d.chunk.finish] == [inference_pb2.CANCELLED]
+        assert log[-1].chunk.finish == inference_pb2.CANCELLED
+        await fleet.submit("next", [5, 6, 7], 4)
+        assert len(joined(await fleet.ended("next"))) == 4
+
+
+async def test_what_there_is_no_room_for_waits_in_redis(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    async with running_worker(broker, model_dir, tmp_path, max_running=2) as fleet:
+        for i in range(5):
+            await fleet.submit(f"r{i}", [9, 8, 7 + i], LONG)
+        await fleet.tokens("r1", 1)
+        (queue,) = await fleet.jobs.queues()
+        assert (queue.undelivered, queue.pending) == (3, 2)
+        for i in range(5):
+            await fleet.jobs.cancel(f"r{i}")
+        await fleet.idle()
+        (queue,) = await fleet.jobs.queues()
+        assert (queue.undelivered, queue.pending) == (0, 0)
+
+
+async def test_a_deadline_ends_the_job_with_its_failure(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        await fleet.submit("late", [5, 6, 7], LONG, deadline_ms=30)
+        log = await fleet.ended("late")
+        assert log[-1].failure == job_pb2.FAILURE_DEADLINE
+        assert log[-1].chunk.finish == inference_pb2.ERROR
+        await fleet.idle()
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_with_the_limit(
+    broker: Broker, model_dir: Path, tmp_path: Path
+) -> None:
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        await fleet.submit("huge", [5] * 600, 4)
+        log = await fleet.ended("huge")
+        assert log[-1].failure == job_pb2.FAILURE_INVALID
+        assert "512" in log[-1].chunk.error
+        await fleet.submit("next", [5, 6, 7], 4)
+        assert len(joined(await fleet.ended("next"))) == 4
+
+
+async def test_a_drain_finishes_what_was_accepted(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    async with running_worker(broker, model_dir, tmp_path, max_running=2) as fleet:
+        for i in range(4):
+            await fleet.submit(f"r{i}", [9, 8, 7 + i], 40)
+        await fleet.tokens("r0", 1)
+        fleet.loop.drain()
+        for i in range(4):
+            assert len(joined(await fleet.ended(f"r{i}"))) == 40
+    assert await Registry(broker).workers() == []
+
+
+async def test_a_drain_ends_at_its_grace_time(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    async with running_worker(broker, model_dir, tmp_path, grace=0.05) as fleet:
+        await fleet.submit("long", [5, 6, 7], LONG)
+        await fleet.tokens("long", 1)
+        fleet.loop.drain()
+        log = await fleet.ended("long")
+        assert log[-1].failure == job_pb2.FAILURE_UNAVAILABLE
+        assert log[-1].chunk.error == "worker w0 is leaving"
