@@ -1,0 +1,163 @@
+"""A reader's place in a job's output, from deliveries in memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import JobLost
+from gateway.stream import Delivery, Offer, Place, is_terminal, well_formed, written_outside
+from octavo.v1.inference_pb2 import CANCELLED, ERROR, LENGTH, STOP, Chunk, Usage
+from octavo.v1.job_pb2 import FAILURE_UNAVAILABLE
+
+
+def chunk(start: int, count: int = 1, finish: int = 0) -> Delivery:
+    """A worker's delivery of tokens start, start + 1, ...; with usage when it is the last."""
+    delivery = Delivery(chunk=Chunk(start=start, token_ids=range(start, start + count), finish=finish))
+    if finish:
+        delivery.usage.completion_tokens = start + count
+    return delivery
+
+
+def outside(finish: int = CANCELLED) -> Delivery:
+    return Delivery(chunk=Chunk(finish=finish, error="why"), failure=FAILURE_UNAVAILABLE)
+
+
+def starts(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.chunk.start for delivery in deliveries]
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(capacity=4)
+
+
+def test_consecutive_deliveries_come_out_in_order(place: Place) -> None:
+    assert [place.offer(each) for each in (chunk(0, 3), chunk(3), chunk(4, 2, STOP))] == [Offer.TAKEN] * 3
+    assert (place.ended, place.stale, place.next) == (True, False, 6)
+    assert starts(place.take(2)) == [0, 3]
+    assert starts(place.take(10)) == [4]
+    assert place.take(10) == []
+
+
+def test_a_repeat_is_not_taken_twice(place: Place) -> None:
+    place.offer(chunk(0, 3))
+    assert place.offer(chunk(0, 3)) is Offer.SEEN
+    assert place.offer(chunk(1)) is Offer.SEEN
+    assert len(place) == 1
+
+
+def test_a_gap_waits_for_the_log(place: Place) -> None:
+    place.offer(chunk(0))
+    assert place.offer(chunk(2)) is Offer.LOG
+    assert (place.stale, place.next) == (True, 1)
+    # While the log is to be read, nothing more is taken from the doorbell: the log has it.
+    assert place.offer(chunk(1)) is Offer.LOG
+    place.stale = False
+    assert place.refill([chunk(0), chunk(1), chunk(2), chunk(3, 1, LENGTH)]) == 3
+    assert starts(place.take(10)) == [0, 1, 2, 3]
+    assert place.ended
+
+
+def test_a_slow_reader_is_served_from_the_log(place: Place) -> None:
+    outcomes = [place.offer(chunk(start)) for start in range(8)]
+    assert outcomes == [Offer.TAKEN] * 4 + [Offer.LOG] * 4
+    assert len(place) == 4
+    assert starts(place.take(10)) == [0, 1, 2, 3]
+    place.stale = False
+    place.refill(chunk(start) for start in range(8))
+    assert starts(place.take(10)) == [4, 5, 6, 7]
+
+
+def test_a_terminal_without_tokens_ends_the_stream_once(place: Place) -> None:
+    place.offer(chunk(0))
+    assert place.offer(chunk(1, 0, STOP)) is Offer.TAKEN
+    assert place.offer(chunk(1, 0, STOP)) is Offer.SEEN
+    assert place.refill([chunk(0), chunk(1, 0, STOP)]) == 0
+    assert starts(place.take(10)) == [0, 1]
+
+
+def test_an_end_from_outside_waits_for_the_log_and_is_completed(place: Place) -> None:
+    place.offer(chunk(0))
+    assert place.offer(outside()) is Offer.LOG
+    assert (place.stale, place.ended) == (True, False)
+    place.stale = False
+    place.refill([chunk(0), chunk(1, 2), outside()])
+    assert not place.ended
+    place.complete(3, Usage(prompt_tokens=5, completion_tokens=3))
+    last = place.take(10)[-1]
+    assert (last.chunk.start, last.chunk.finish, last.chunk.error) == (3, CANCELLED, "why")
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.failure) == (5, 3, FAILURE_UNAVAILABLE)
+    assert place.ended
+    assert place.offer(outside()) is Offer.SEEN
+
+
+def test_nothing_after_the_end_is_taken(place: Place) -> None:
+    place.refill([outside(ERROR), chunk(0)])
+    place.complete(0, Usage())
+    assert place.refill([chunk(0)]) == 0
+    assert place.offer(chunk(0)) is Offer.SEEN
+    assert starts(place.take(10)) == [0]
+
+
+def test_a_log_with_a_hole_is_a_lost_job(place: Place) -> None:
+    with pytest.raises(JobLost, match="from index 1 to 2"):
+        place.refill([chunk(0), chunk(2)])
+
+
+def test_a_log_shorter_than_its_job_is_a_lost_job(place: Place) -> None:
+    place.refill([chunk(0), outside()])
+    with pytest.raises(JobLost, match="the job has 3 tokens and its token log 1"):
+        place.complete(3, Usage())
+
+
+def test_complete_needs_an_end(place: Place) -> None:
+    place.complete(0, Usage())
+    assert (place.ended, len(place)) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        Delivery(),
+        Delivery(chunk=Chunk(start=0, text="no tokens and no end")),
+        Delivery(chunk=Chunk(choice=1, token_ids=[1])),
+        Delivery(chunk=Chunk(choice=2**32 - 1, finish=STOP)),
+    ],
+)
+def test_what_no_worker_writes_is_dropped(place: Place, hostile: Delivery) -> None:
+    assert not well_formed(hostile)
+    assert place.offer(hostile) is Offer.MALFORMED
+    assert (place.stale, place.next, len(place)) == (False, 0, 0)
+
+
+def test_kinds_of_ends() -> None:
+    assert not is_terminal(chunk(0))
+    assert is_terminal(chunk(0, 1, STOP))
+    assert not written_outside(chunk(0, 1, STOP))
+    assert written_outside(outside())
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=20))
+def test_whatever_the_doorbell_loses_repeats_or_delays_the_reader_gets_it_all_once(
+    data: st.DataObject, sizes: list[int]
+) -> None:
+    log: list[Delivery] = []
+    for size in sizes:
+        log.append(chunk(sum(len(each.chunk.token_ids) for each in log), size))
+    log.append(chunk(sum(sizes), 0, STOP))
+    place, got = Place(capacity=3), []
+    for written, delivery in enumerate(log, start=1):
+        for _ in range(data.draw(st.integers(0, 2))):
+            place.offer(delivery)
+        if data.draw(st.booleans()):
+            got += place.take(data.draw(st.integers(1, 4)))
+        if data.draw(st.booleans()):
+            place.stale = False
+            place.refill(log[:written])
+    place.stale = False
+    place.refill(log)
+    got += place.take(100)
+    assert got == log
+    assert place.ended
