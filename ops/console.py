@@ -6,9 +6,18 @@ import asyncio
 import json
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from ops.tasks import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C or SIGTERM ended early."""
 
 
 def emit(line: str) -> None:
@@ -47,3 +56,20 @@ class Interrupts:
 
     def _note(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+
+async def unless_interrupted(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; the first Ctrl-C or SIGTERM cancels it and waits until it has cleaned up.
+
+    Raises:
+        SystemExit: interrupted.
+    """
+    interrupts = Interrupts().install()
+    task = asyncio.create_task(work)
+    await first_of(asyncio.wait([task]), interrupts.first.wait())
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+        note("interrupted")
+        raise SystemExit(INTERRUPTED)
+    return task.result()

@@ -14,11 +14,11 @@ from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.client import Answer, BrokenStream, Client, chat_request, describe
 from ops.config import FleetConfig, fleet_config, fleet_options
-from ops.console import Interrupts, emit, emit_json, note, pass_on
+from ops.console import emit, emit_json, note, pass_on, unless_interrupted
 from ops.demo_text import CAPITAL_ANSWER, CAPITAL_QUESTION, QUESTIONS, SYSTEM_PROMPT
 from ops.fleet import Fleet
 from ops.show import print_table
-from ops.tasks import all_or_first_error, first_of
+from ops.tasks import all_or_first_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def command(as_json: bool, **values: Any) -> None:
     ended well and the one about the capital of France is right.
     """
     try:
-        asked = asyncio.run(run(fleet_config(values), stream=not as_json))
+        asked = asyncio.run(unless_interrupted(run(fleet_config(values), stream=not as_json)))
         report(asked, as_json=as_json)
         check(asked)
     except (ChildFailed, KvError, Wrong, BrokenStream) as error:
@@ -70,22 +70,7 @@ def command(as_json: bool, **values: Any) -> None:
 
 
 async def run(config: FleetConfig, *, stream: bool) -> list[Asked]:
-    """Starts the fleet, asks, stops the fleet. A signal ends it early.
-
-    Raises:
-        Wrong: interrupted.
-    """
-    interrupts = Interrupts().install()
-    work = asyncio.create_task(_work(config, stream=stream))
-    await first_of(asyncio.wait([work]), interrupts.first.wait())
-    if not work.done():
-        work.cancel()
-        await asyncio.wait([work])
-        raise Wrong("interrupted")
-    return work.result()
-
-
-async def _work(config: FleetConfig, *, stream: bool) -> list[Asked]:
+    """Starts the fleet, asks, stops the fleet."""
     started = time.monotonic()
     note(f"starting {config.workers} workers on {config.model}; a first start prepares the model, which takes longer")
     loading = Loading()

@@ -196,7 +196,7 @@ class Fleet:
             self._keepers.append(asyncio.create_task(self._watch_broker(self._broker.pid)))
 
     async def _watch_broker(self, pid: int | None) -> None:
-        while pid is not None and is_alive(pid):
+        while pid is not None and is_alive(pid):  # noqa: ASYNC110 - the process is not ours to wait for
             await asyncio.sleep(BROKER_WATCH_S)
         self.lost.set_result(f"the embedded broker (pid {pid}) ended, and all accepted work with it")
 

@@ -12,8 +12,7 @@ import grpc.aio
 from octavo.v1 import inference_pb2
 from ops.client import DEFAULT_TARGET, Answer, BrokenStream, Client, describe
 from ops.config import option
-from ops.console import Interrupts, emit_json, note
-from ops.tasks import first_of
+from ops.console import emit_json, unless_interrupted
 
 
 @click.command("generate")
@@ -37,9 +36,7 @@ def command(as_json: bool, target: str, timeout: float | None, **values: Any) ->
     """
     if values["prompt"] == "-":
         values["prompt"] = sys.stdin.read()
-    answer = asyncio.run(run(build(**values), target, timeout, stream=not as_json))
-    if answer is None:
-        raise SystemExit(130)
+    answer = asyncio.run(unless_interrupted(run(build(**values), target, timeout, stream=not as_json)))
     if as_json:
         emit_json(answer.as_dict())
 
@@ -72,26 +69,15 @@ def build(
     return request
 
 
-async def run(
-    request: inference_pb2.GenerateRequest, target: str, timeout: float | None, *, stream: bool
-) -> Answer | None:
-    """The answer; None when the user cancelled it.
+async def run(request: inference_pb2.GenerateRequest, target: str, timeout: float | None, *, stream: bool) -> Answer:
+    """The whole answer, shown as it comes when `stream`. Leaving the call early cancels the job, within a step.
 
     Raises:
         click.ClickException: the call failed.
     """
-    interrupts = Interrupts().install()
     async with Client(target) as client:
-        call = asyncio.create_task(client.generate(request, timeout=timeout, on_text=show if stream else None))
-        await first_of(asyncio.wait([call]), interrupts.first.wait())
-        if not call.done():
-            # Leaving the call cancels it; the gateway then ends the job within a step.
-            call.cancel()
-            await asyncio.wait([call])
-            note("cancelled")
-            return None
         try:
-            answer = call.result()
+            return await client.generate(request, timeout=timeout, on_text=show if stream else None)
         except grpc.aio.AioRpcError as error:
             raise click.ClickException(describe(error)) from error
         except BrokenStream as error:
@@ -99,7 +85,6 @@ async def run(
         finally:
             if stream:
                 show("\n")
-        return answer
 
 
 def show(text: str) -> None:

@@ -11,7 +11,7 @@ import click
 from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.config import FleetConfig, fleet_config, fleet_options
-from ops.console import Interrupts, emit, note, pass_on
+from ops.console import INTERRUPTED, Interrupts, emit, note, pass_on
 from ops.fleet import Fleet
 from ops.tasks import first_of
 
@@ -47,7 +47,7 @@ async def run(config: FleetConfig) -> int:
         note("stopping before everything was ready")
         starting.cancel()
         await asyncio.wait([starting])
-        return 130
+        return INTERRUPTED
     starting.result()
     announce(fleet)
     await first_of(asyncio.wait([fleet.lost]), interrupts.first.wait())
@@ -64,7 +64,7 @@ async def run(config: FleetConfig) -> int:
         fleet.kill()
     await stopping
     note("stopped")
-    return 130 if interrupts.second.is_set() else 0
+    return INTERRUPTED if interrupts.second.is_set() else 0
 
 
 def announce(fleet: Fleet) -> None:

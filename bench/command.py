@@ -1,0 +1,225 @@
+"""`octavo bench`: throughput and latency of a fleet, as a table, JSON and a plot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import grpc.aio
+
+from bench.machine import describe_machine
+from bench.runner import measure, warm_up
+from bench.workload import PROMPT_KINDS, Lengths, Workload
+from kvstore.errors import KvError
+from ops.child import ChildFailed
+from ops.client import Client, describe, plain
+from ops.config import FleetConfig, fleet_config, fleet_options, usable_cores
+from ops.console import emit_json, note, pass_on, unless_interrupted
+from ops.fleet import Fleet
+from ops.show import print_table
+
+if TYPE_CHECKING:
+    from octavo.v1 import inference_pb2
+
+WARM_UP_TOKENS = 8
+REQUESTS_PER_PLACE = 4
+FEWEST_REQUESTS = 8
+COLUMNS = (
+    *("concurrency", "requests", "errors", "output tok/s", "total tok/s"),
+    *("TTFT p50", "p90", "p99", "per token p50", "p90", "p99", "whole p50", "p99"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """One run."""
+
+    workload: Workload
+    concurrency: tuple[int, ...]
+    requests: int | None
+    """Of each level; None: `REQUESTS_PER_PLACE` for each concurrent one, `FEWEST_REQUESTS` at least."""
+    target: str
+    """HOST:PORT of a gateway; empty: a fleet of its own, started and stopped with the run."""
+
+    def requests_at(self, concurrency: int) -> int:
+        return self.requests or max(FEWEST_REQUESTS, REQUESTS_PER_PLACE * concurrency)
+
+
+class LengthsParam(click.ParamType[Lengths]):
+    """`N` or `LOW:HIGH`."""
+
+    name = "N|LOW:HIGH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
+        try:
+            return value if isinstance(value, Lengths) else Lengths.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class LevelsParam(click.ParamType[tuple[int, ...]]):
+    """Comma-separated positive numbers."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is no list of positive numbers", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
+@click.command("bench")
+@click.option("--concurrency", type=LevelsParam(), default="1,8,32", show_default=True, help="Levels, one by one.")
+@click.option("--requests", type=click.IntRange(min=1), help="Of each level. Default: 8, or 4 per place.")
+@click.option("--prompt-tokens", type=LengthsParam(), default="32:512", show_default=True, help="Length of prompts.")
+@click.option("--output-tokens", type=LengthsParam(), default="64", show_default=True, help="Length of answers.")
+@click.option("--shared-prefix", type=click.IntRange(min=0), default=0, help="Tokens that all prompts begin with.")
+@click.option("--prompts", type=click.Choice(PROMPT_KINDS), default="random", show_default=True, help="Of what.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same prompts.")
+@click.option("--target", default="", help="HOST:PORT of a running gateway. Default: a fleet of its own.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="bench-results",
+    show_default=True,
+    help="Folder.",
+)
+@click.option("--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@fleet_options(workers=1, grpc_port=0)
+def command(out: Path, plot: str, as_json: bool, **values: Any) -> None:
+    """Measure throughput and latency, as JSON and a plot.
+
+    Greedy requests that ignore the end of text, so that all do the same work every time; a warm-up that is not counted
+    comes first. Time to first token and time per token are what this client saw.
+    """
+    fleet = fleet_config(values)
+    workload = Workload(
+        prompt_tokens=values["prompt_tokens"],
+        output_tokens=values["output_tokens"],
+        shared_prefix=values["shared_prefix"],
+        kind=values["prompts"],
+        seed=values["seed"],
+        cache_salt=secrets.token_hex(8),
+    )
+    config = BenchConfig(workload, values["concurrency"], values["requests"], values["target"])
+    try:
+        results = asyncio.run(unless_interrupted(run(config, fleet)))
+    except (ChildFailed, KvError) as error:
+        raise click.ClickException(str(error)) from error
+    except grpc.aio.AioRpcError as error:
+        raise click.ClickException(describe(error)) from error
+    write(results, out, plot)
+    if as_json:
+        emit_json(results)
+    else:
+        print_table(COLUMNS, [cells(level) for level in results["levels"]])
+
+
+async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:
+    """Runs all levels and returns what goes into the file.
+
+    Raises:
+        grpc.aio.AioRpcError: the warm-up failed.
+        ChildFailed: the fleet did not start.
+    """
+    machine = describe_machine()
+    async with AsyncExitStack() as stack:
+        target = config.target
+        if not target:
+            note(f"starting {settings.workers} worker(s) on {settings.model}")
+            fleet = await stack.enter_async_context(Fleet(settings, pass_on, note))
+            target = fleet.targets[0]
+        client = await stack.enter_async_context(Client(target))
+        model = await client.model()
+        workers = await client.workers()
+        levels = [await _level(client, config, model, index) for index in range(len(config.concurrency))]
+    return {
+        "machine": machine,
+        "model": plain(model),
+        "fleet": {
+            "own": not config.target,
+            "workers": [
+                {"id": worker.id, "device": worker.device, "dtype": worker.dtype, "kv_tokens": worker.kv_tokens}
+                for worker in workers
+            ],
+            "threads_per_worker": None if config.target else settings.threads_per_worker(usable_cores()),
+        },
+        "workload": {
+            **asdict(config.workload),
+            "prompt_tokens": str(config.workload.prompt_tokens),
+            "output_tokens": str(config.workload.output_tokens),
+        },
+        "levels": levels,
+    }
+
+
+async def _level(client: Client, config: BenchConfig, model: inference_pb2.Model, index: int) -> dict[str, Any]:
+    """One level with its warm-up. The warm-up's prompts are no measured one's, and of other levels' neither."""
+    concurrency = config.concurrency[index]
+    warm = config.workload.requests(concurrency, model.vocab_size, stream=-1 - index)
+    for request in warm:
+        request.stopping.max_tokens = WARM_UP_TOKENS
+    await warm_up(client, warm)
+    count = config.requests_at(concurrency)
+    note(f"concurrency {concurrency}: {count} requests")
+    level, samples = await measure(client, config.workload.requests(count, model.vocab_size, stream=index), concurrency)
+    return {**level.as_dict(), "samples": [asdict(sample) for sample in samples]}
+
+
+def write(results: dict[str, Any], out: Path, plot: str) -> None:
+    """Writes bench.json and the plot into `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
+    note(f"wrote {out / 'bench.json'}")
+    if plot == "none":
+        return
+    from bench.plot import draw
+
+    try:
+        draw(results["levels"], title_of(results), out / f"bench.{plot}")
+    except ImportError as error:
+        raise click.ClickException("no plot without matplotlib: pip install 'octavo[bench]', or --plot none") from error
+    note(f"wrote {out / f'bench.{plot}'}")
+
+
+def title_of(results: dict[str, Any]) -> str:
+    """What, on what, with what."""
+    machine, model, workload, workers = (
+        *(results["machine"], results["model"], results["workload"]),
+        results["fleet"]["workers"],
+    )
+    devices = ", ".join(sorted({worker["device"] for worker in workers}))
+    return (
+        f"{model['name']} {model['dtype']}, {len(workers)} worker(s) on {devices}\n"
+        f"{machine['cpu']}, {machine['usable_cores']} cores; {machine['date'][:10]}\n"
+        f"prompts of {workload['prompt_tokens']} tokens ({workload['shared_prefix']} shared), "
+        f"answers of {workload['output_tokens']}"
+    )
+
+
+def cells(level: dict[str, Any]) -> tuple[Any, ...]:
+    """A level's line of the table; times in milliseconds, whole answers in seconds."""
+
+    def shown(name: str, rank: str, scale: float, unit: str) -> str:
+        return "-" if level[name] is None else f"{level[name][rank] * scale:.{0 if scale > 1 else 1}f} {unit}"
+
+    return (
+        level["concurrency"],
+        level["requests"],
+        sum(level["errors"].values()),
+        f"{level['output_tokens_per_s']:.1f}",
+        f"{level['total_tokens_per_s']:.1f}",
+        *(shown("first_token_s", rank, 1000, "ms") for rank in ("p50", "p90", "p99")),
+        *(shown("seconds_per_token", rank, 1000, "ms") for rank in ("p50", "p90", "p99")),
+        *(shown("total_s", rank, 1, "s") for rank in ("p50", "p99")),
+    )
