@@ -61,7 +61,7 @@ OPTIONS = [
     ),
     option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
     option("--kv-tokens", type=click.IntRange(min=32), default=32768, help="Size of the pool, in tokens."),
-    option("--block-size", type=click.IntRange(1, 1024), default=16, help="Tokens per block."),
+    option("--block-size", type=click.IntRange(1, 1024), default=16, help="Tokens per block, a power of two."),
     option("--max-running", type=click.IntRange(1, 4096), default=32, help="Sequences in one step, at most."),
     option("--step-tokens", type=click.IntRange(16, 65536), default=512, help="Tokens in one step, at most."),
     option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
@@ -91,6 +91,8 @@ def config_of(flags: dict[str, object]) -> WorkerConfig:
         raise click.BadParameter(f"{worker_id!r} is not 1 to {MAX_ID_LENGTH} of [A-Za-z0-9._:-]", param_hint="--id")
     broker = BrokerConfig(url=str(given.pop("redis")), namespace=str(given.pop("namespace")))
     cache_dir = given.pop("cache") or default_cache()
+    if (size := int(str(given["block_size"]))) & (size - 1):
+        raise click.BadParameter(f"{size} is not a power of two", param_hint="--block-size")
     config = WorkerConfig(id=worker_id, broker=broker, cache_dir=Path(str(cache_dir)).expanduser(), **given)  # type: ignore[arg-type]
     if config.num_blocks < 2:
         raise click.BadParameter(
