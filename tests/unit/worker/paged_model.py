@@ -1,0 +1,126 @@
+"""A model without weights that sees nothing but its pages.
+
+Each slot of a page holds what a real model's keys and values depend on: the token and everything before it (as a
+digest that is chained through the pages). The logits are a pure function of the digests that a row reads back through
+its block table. So any error in a block table, in sharing, in sealing or in evicting shows: as an AssertionError here
+where the history can't be real, as another output where it is someone else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from worker.detokenize import TokenBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker.step import StepRow
+
+VOCAB = 64
+EOS = 1
+POISON = 2
+"""A forward pass that computes this token raises."""
+NAN = 3
+"""The logits of a sequence with this token in it are NaN."""
+
+# Some characters take several tokens, some tokens are several characters.
+_TEXT = ["", "", "P", "N", "é", "語", "🙂"]
+TABLE = TokenBytes(
+    [
+        *(piece.encode() for piece in _TEXT),
+        *(bytes([byte]) for byte in "语🙂".encode()),
+        *(b" " + bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwxyz"),
+        *(bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwx"),
+    ]
+)
+assert len(TABLE) == VOCAB
+
+
+class PoisonError(RuntimeError):
+    """The model can't compute this."""
+
+
+@dataclass
+class PagedModel:
+    """Implements ``worker.step.Runner``."""
+
+    num_blocks: int
+    block_size: int
+    vocab_size: int = VOCAB
+    most_rows: int = 1_000_000
+    """A pass over more rows than this runs out of memory."""
+    steps: list[list[StepRow]] = field(default_factory=list)
+    """All passes that were tried."""
+
+    def __post_init__(self) -> None:
+        self._pages: list[list[bytes | None]] = [[None] * self.block_size for _ in range(self.num_blocks)]
+        self._tokens: dict[bytes, int] = {}
+
+    def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+        self.steps.append(list(rows))
+        assert rows, "a pass over nothing"
+        self._check_rows(rows)
+        if len(rows) > self.most_rows:
+            raise torch.OutOfMemoryError(f"{len(rows)} rows don't fit")
+        # All reads come before all writes: a block that this very pass fills must not be in another row's history.
+        histories = [self._history(row, row.start) for row in rows]
+        for row, history in zip(rows, histories, strict=True):
+            self._write(row, history[-1] if history else b"start")
+        return (
+            torch.stack(wanted)
+            if (wanted := [self._logits(row) for row in rows if row.sample])
+            else torch.empty(0, VOCAB)
+        )
+
+    def _check_rows(self, rows: Sequence[StepRow]) -> None:
+        named = Counter(block for row in rows for block in row.block_table)
+        for row in rows:
+            end = row.start + len(row.token_ids)
+            assert row.token_ids
+            assert len(row.block_table) == -(-end // self.block_size)
+            assert len(set(row.block_table)) == len(row.block_table)
+            for block in row.block_table[row.start // self.block_size :]:
+                assert named[block] == 1, f"block {block} is written to while others read it"
+
+    def _slot(self, row: StepRow, position: int) -> tuple[list[bytes | None], int]:
+        return self._pages[row.block_table[position // self.block_size]], position % self.block_size
+
+    def _history(self, row: StepRow, end: int) -> list[bytes]:
+        """The digests at positions 0 to ``end - 1``, each of which must continue the one before."""
+        history: list[bytes] = []
+        for position in range(end):
+            page, slot = self._slot(row, position)
+            digest = page[slot]
+            assert digest is not None, f"position {position} is read before it was written"
+            parent = history[-1] if history else b"start"
+            assert digest == _digest(parent, self._tokens[digest]), f"position {position} is someone else's"
+            history.append(digest)
+        return history
+
+    def _write(self, row: StepRow, parent: bytes) -> None:
+        for position, token in enumerate(row.token_ids, row.start):
+            if token == POISON:
+                raise PoisonError(f"position {position}")
+            parent = _digest(parent, token)
+            self._tokens[parent] = token
+            page, slot = self._slot(row, position)
+            page[slot] = parent
+
+    def _logits(self, row: StepRow) -> torch.Tensor:
+        history = self._history(row, row.start + len(row.token_ids))
+        if any(self._tokens[digest] == NAN for digest in history):
+            return torch.full((self.vocab_size,), float("nan"))
+        seed = int.from_bytes(hashlib.sha256(b"".join(history)).digest()[:8], "little", signed=True)
+        logits = torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+        logits[[POISON, NAN]] = -torch.inf  # only prompts have those
+        return logits
+
+
+def _digest(parent: bytes, token: int) -> bytes:
+    return hashlib.sha256(parent + token.to_bytes(4, "little")).digest()[:8]
