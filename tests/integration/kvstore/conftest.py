@@ -1,0 +1,182 @@
+"""A small stage for tests of jobs: workers, gateways and what they do, without models."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.doorbell import RECONNECTED, Doorbell
+from kvstore.jobs import Claim, Entry, Jobs, Submitted
+from kvstore.registry import Registry, WorkerInfo, new_incarnation
+from kvstore.token_log import decode, read
+from octavo.v1 import inference_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from redis.asyncio import Redis
+
+    from kvstore.client import Broker
+
+SHORT_TTL_MS = 400
+"""Of leases in tests that wait for them to lapse."""
+
+LONG_TTL_MS = 30_000
+"""Of leases in all others: not even a busy machine makes them lapse."""
+
+
+@dataclass
+class Stage:
+    """Jobs and registry of one process, with leases short enough to wait for."""
+
+    broker: Broker
+    jobs: Jobs
+    registry: Registry
+    reader: Redis
+    gateway: str = field(default_factory=new_incarnation)
+
+    async def worker(self, worker: str = "w0") -> WorkerInfo:
+        """A registered worker."""
+        info = WorkerInfo(id=worker, incarnation=new_incarnation(), model="m", fingerprint="f")
+        await self.registry.register(info)
+        return info
+
+    async def submit(
+        self,
+        request_id: str,
+        worker: WorkerInfo,
+        *,
+        digest: bytes = b"digest",
+        gateway: str | None = None,
+        deadline_ms: int | None = None,
+        max_queue: int = 1000,
+    ) -> Submitted:
+        """A job of 3 prompt tokens and at most 7 new ones."""
+        return await self.jobs.submit(
+            job(request_id),
+            digest=digest,
+            worker=worker.id,
+            worker_incarnation=worker.incarnation,
+            gateway=self.gateway if gateway is None else gateway,
+            deadline_ms=deadline_ms,
+            max_queue=max_queue,
+        )
+
+    async def entries(self, worker: WorkerInfo, count: int = 100, block_ms: int = 200) -> list[Entry]:
+        """Reads until there is something; the first read of a new stream only makes its group."""
+        found: list[Entry] = []
+        while not found:
+            found = await self.jobs.next_entries(self.reader, worker.id, worker.incarnation, count, block_ms)
+        return found
+
+    async def claim(self, worker: WorkerInfo) -> list[Claim]:
+        """Reads and claims what is there."""
+        return await self.jobs.claim(worker.id, worker.incarnation, await self.entries(worker))
+
+    async def running(self, request_id: str, worker: WorkerInfo, **options: str) -> Claim:
+        """A job that was submitted and claimed."""
+        await self.submit(request_id, worker, **options)
+        (claim,) = await self.claim(worker)
+        assert claim.job.request_id == request_id
+        return claim
+
+    async def log(self, request_id: str) -> list[job_pb2.Delivery]:
+        """The whole token log."""
+        return (await read(self.broker, request_id))[0]
+
+    async def load(self, worker: WorkerInfo) -> tuple[int, int]:
+        """Jobs and tokens charged."""
+        load = (await self.registry.loads([worker]))[worker.id]
+        return load.jobs, load.tokens
+
+
+def job(request_id: str) -> job_pb2.Job:
+    """3 prompt tokens, at most 7 new ones: a charge of 10."""
+    return job_pb2.Job(
+        request_id=request_id,
+        model="m",
+        prompt_token_ids=[1, 2, 3],
+        stopping=inference_pb2.Stopping(max_tokens=7),
+        n=1,
+    )
+
+
+def chunk(
+    request_id: str,
+    start: int,
+    token_ids: Sequence[int],
+    *,
+    attempt: int = 1,
+    finish: inference_pb2.FinishReason = inference_pb2.FINISH_REASON_UNSPECIFIED,
+) -> job_pb2.Delivery:
+    """What a step produced for one job."""
+    body = inference_pb2.Chunk(start=start, token_ids=token_ids, text="x" * len(token_ids), finish=finish)
+    return job_pb2.Delivery(request_id=request_id, attempt=attempt, chunk=body)
+
+
+class Ear:
+    """Hears all that is published to one incarnation."""
+
+    def __init__(self, broker: Broker, incarnation: str) -> None:
+        self._bell = Doorbell(broker)
+        self._channel = broker.keys.channel(incarnation)
+        self._heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Ear:
+        await self._bell.open(self._channel)
+        self._task = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._bell.close()
+
+    async def next(self) -> bytes:
+        """The next payload."""
+        async with asyncio.timeout(5):
+            return await self._heard.get()
+
+    async def deliveries(self) -> list[job_pb2.Delivery]:
+        """The next payload to a gateway."""
+        return decode(await self.next())
+
+    def silent(self) -> bool:
+        """Nothing is waiting to be heard."""
+        return self._heard.empty()
+
+    async def _listen(self) -> None:
+        async for payload in self._bell:
+            assert payload is not RECONNECTED
+            await self._heard.put(payload)
+
+
+@pytest.fixture
+async def stage(broker: Broker) -> AsyncIterator[Stage]:
+    """Leases do not lapse."""
+    async with set_stage(broker, LONG_TTL_MS) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def brief(broker: Broker) -> AsyncIterator[Stage]:
+    """Leases lapse after SHORT_TTL_MS."""
+    async with set_stage(broker, SHORT_TTL_MS) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def set_stage(broker: Broker, lease_ttl_ms: int) -> AsyncIterator[Stage]:
+    """With a client for blocking reads."""
+    reader = broker.blocking()
+    jobs, registry = Jobs(broker, lease_ttl_ms=lease_ttl_ms), Registry(broker, lease_ttl_ms=lease_ttl_ms)
+    try:
+        yield Stage(broker, jobs, registry, reader)
+    finally:
+        await reader.aclose()

@@ -1,0 +1,208 @@
+"""Lost replies, lost connections, cancelled commands: nothing is done twice, and no reply reaches the wrong caller."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.client import Broker, BrokerConfig, connect, load_scripts
+from kvstore.errors import BrokerUnreachable
+from kvstore.jobs import Commit, Finished, Submitted
+from octavo.v1 import inference_pb2
+
+from .conftest import LONG_TTL_MS, Stage, chunk, set_stage
+from .proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def proxy(broker_url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(broker_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def far(proxy: Proxy, broker: Broker) -> AsyncIterator[Stage]:
+    """The stage of ``broker``'s namespace, seen through the proxy."""
+    config = BrokerConfig(proxy.url, broker.keys.namespace, command_timeout_s=1.0)
+    behind = await connect(config)
+    async with set_stage(behind, LONG_TTL_MS) as stage:
+        yield stage
+    await behind.close()
+
+
+def lose(proxy: Proxy, script: str) -> None:
+    """The reply to the next run of this script is lost; so that a run is known by the script's hash, it must have been
+    loaded."""
+    proxy.lose = load_scripts()[script].sha1.encode()
+
+
+async def warm(stage: Stage) -> None:
+    """Loads every script into the server."""
+    for script in load_scripts().values():
+        await stage.broker.call("SCRIPT", "LOAD", script.source)
+
+
+async def test_each_script_repeated_after_a_lost_reply_says_the_same(far: Stage, proxy: Proxy, broker: Broker) -> None:
+    await warm(far)
+    lose(proxy, "lease")
+    worker = await far.worker()
+    lose(proxy, "submit")
+    assert await far.submit("r1", worker) is Submitted.ACCEPTED
+    assert await far.load(worker) == (1, 10)
+    assert await broker.call("XLEN", broker.keys.jobs("w0")) == 1
+
+    entries = await far.entries(worker)
+    lose(proxy, "claim")
+    (claim,) = await far.jobs.claim(worker.id, worker.incarnation, entries)
+    assert claim.attempt == 1
+
+    lose(proxy, "commit")
+    step = [chunk("r1", 0, [1]), chunk("r1", 1, [2])]
+    assert await far.jobs.commit(worker.id, worker.incarnation, step) == [Commit.DUPLICATE] * 2
+    assert await far.log("r1") == step
+
+    lose(proxy, "finish")
+    assert await far.jobs.cancel("r1") is Finished.ENDED
+    assert len(await far.log("r1")) == 3
+    assert await far.load(worker) == (0, 0)
+    assert (proxy.lost, far.broker.retried) == (5, 5)
+
+
+async def test_a_last_chunk_repeated(far: Stage, proxy: Proxy) -> None:
+    await warm(far)
+    worker = await far.worker()
+    await far.running("r1", worker)
+    await far.submit("r2", worker)
+    last = chunk("r1", 0, [], finish=inference_pb2.LENGTH)
+    lose(proxy, "commit")
+    assert await far.jobs.commit(worker.id, worker.incarnation, [last]) == [Commit.DUPLICATE]
+    assert await far.jobs.commit(worker.id, worker.incarnation, [last]) == [Commit.DUPLICATE]
+    assert await far.log("r1") == [last]
+    # Refunded once, not three times.
+    assert await far.load(worker) == (1, 10)
+
+
+async def test_entries_of_a_lost_read_are_read_again(far: Stage, proxy: Proxy) -> None:
+    worker = await far.worker()
+    running = await far.running("r0", worker)
+    await far.submit("r1", worker)
+    proxy.lose = b"XREADGROUP"
+    with pytest.raises(BrokerUnreachable):
+        await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 10, 1000)
+    # One at a time: the second page of what is pending goes on where the first ended.
+    found = []
+    for _ in range(2):
+        found += await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1000)
+    claims = await far.jobs.claim(worker.id, worker.incarnation, found)
+    assert [claim.job.request_id for claim in claims] == ["r0", "r1"]
+    # What runs already is told by its entry and attempt.
+    assert (claims[0].entry_id, claims[0].attempt) == (running.entry_id, running.attempt)
+    await far.submit("r2", worker)
+    (new,) = await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 10, 1000)
+    assert new.request_id == "r2"
+
+
+async def test_entries_of_a_cancelled_read_are_read_again(far: Stage, stage: Stage, proxy: Proxy) -> None:
+    worker = await far.worker()
+    await far.running("r0", worker)
+    await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1)
+    proxy.hold()
+    read = asyncio.create_task(far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 10, 10_000))
+    await stage.submit("r1", worker)
+    async with asyncio.timeout(5):
+        while (await stage.jobs.queues())[0].undelivered:  # noqa: ASYNC110 (the server knows)
+            await asyncio.sleep(0.01)
+    read.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await read
+    proxy.release()
+    found = await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 10, 1000)
+    assert [entry.request_id for entry in found] == ["r0", "r1"]
+
+
+async def test_silence_is_an_error_after_the_timeout(far: Stage, proxy: Proxy) -> None:
+    proxy.hold()
+    with pytest.raises(BrokerUnreachable):
+        await far.broker.call("PING", retry=False)
+    proxy.release()
+    assert await far.broker.call("PING") is True
+
+
+async def test_a_blocking_read_outlives_the_command_timeout(far: Stage) -> None:
+    """Not so with the client's default socket timeout, which ends silence with an error."""
+    worker = await far.worker()
+    await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1)
+    started = asyncio.get_running_loop().time()
+    assert await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1500) == []
+    assert asyncio.get_running_loop().time() - started > 1.4
+
+
+async def test_a_blocking_read_of_a_dead_server_ends(far: Stage, proxy: Proxy) -> None:
+    worker = await far.worker()
+    await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1)
+    proxy.hold()
+    with pytest.raises(BrokerUnreachable):
+        await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 100)
+
+
+async def test_cut_connections_are_made_again(far: Stage, proxy: Proxy) -> None:
+    for _ in range(5):
+        proxy.cut()
+        assert await far.broker.call("ECHO", "here") == b"here"
+
+
+async def test_no_reply_reaches_the_next_command(far: Stage, proxy: Proxy) -> None:
+    """Commands are cancelled at random moments: while they wait for a connection, send, or wait for the reply."""
+    dice = random.Random(1)
+    proxy.delay_s = 0.002
+    cancelled = 0
+
+    async def one(number: int) -> None:
+        nonlocal cancelled
+        kind = number % 3
+        if kind == 0:
+            command = far.broker.call("ECHO", number)
+        elif kind == 1:
+            command = far.broker.pipeline([("ECHO", f"{number}-{part}") for part in range(3)])
+        else:
+            command = far.broker.call("EVAL", "return ARGV[1]", 0, number)
+        task = asyncio.ensure_future(command)
+        await asyncio.sleep(dice.uniform(0, 0.006))
+        task.cancel()
+        (reply,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(reply, asyncio.CancelledError):
+            cancelled += 1
+        elif kind == 1:
+            assert reply == [f"{number}-{part}".encode() for part in range(3)]
+        else:
+            assert reply == str(number).encode()
+
+    for start in range(0, 600, 20):
+        await asyncio.gather(*(one(number) for number in range(start, start + 20)))
+    assert 50 < cancelled < 590
+    # Nothing is left in the pool that answers for another, and no connection was lost to it.
+    replies = await asyncio.gather(*(far.broker.call("ECHO", number) for number in range(200)))
+    assert replies == [str(number).encode() for number in range(200)]
+
+
+async def test_a_burst_waits_for_its_turn(broker_url: str, namespace: str) -> None:
+    broker = await connect(BrokerConfig(broker_url, namespace, max_connections=4))
+    replies = await asyncio.gather(*(broker.call("ECHO", number) for number in range(500)))
+    assert replies == [str(number).encode() for number in range(500)]
+    clients = await broker.call("CLIENT", "LIST")
+    assert clients.count(b"\n") < 20
+    await broker.close()
+
+
+async def test_a_closed_broker_says_so(broker_url: str, namespace: str) -> None:
+    broker = await connect(BrokerConfig(broker_url, namespace))
+    await broker.close()
+    await broker.close()
+    with pytest.raises(BrokerUnreachable, match="closed"):
+        await broker.call("PING")
