@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvstore.embedded import _DIE_WITH_PARENT as DIE_WITH_PARENT
+from ops.tasks import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,6 +27,8 @@ LineSink = Callable[[str, str], None]
 TAIL_LINES = 40
 MAX_LINE = 8192
 """Characters of one line that are kept; the rest of a longer one is dropped."""
+LAST_WORDS_S = 1.0
+"""How long the pipes of a process that ended may stay open."""
 
 
 class ChildFailed(Exception):  # noqa: N818 - an event, not a kind of error
@@ -69,20 +72,24 @@ class Child:
         command = [sys.executable, "-P", "-m", *self.arguments]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=self._environment,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._readers = [
-            asyncio.create_task(self._read(self._process.stdout, may_be_ready=True)),
-            asyncio.create_task(self._read(self._process.stderr, may_be_ready=False)),
-        ]
+        # Pipes of our own: asyncio's would keep `wait` from returning while anybody else holds their other end.
+        out, err = os.pipe(), os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                env=self._environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+            self._readers = [
+                asyncio.create_task(self._read(out[0], may_be_ready=True)),
+                asyncio.create_task(self._read(err[0], may_be_ready=False)),
+            ]
 
     async def wait_ready(self, timeout: float) -> None:
         """Waits for the `ready` line, `timeout` seconds at most.
@@ -101,15 +108,14 @@ class Child:
                 raise ChildFailed(f"{self.name} {how} before it was ready{self._last_words()}")
             raise ChildFailed(f"{self.name} was not ready within {timeout:g} s{self._last_words()}")
         finally:
-            for task in (ended, ready):
-                task.cancel()
-            await asyncio.gather(ended, ready, return_exceptions=True)
+            await cancel_all((ended, ready))
 
     async def wait(self) -> int:
         """Waits for its end and for the last of what it said. Returns the exit status."""
         status = await self._running().wait()
-        # A grandchild that inherited the pipes may keep them open: what it says later is not waited for.
-        await asyncio.wait(self._readers, timeout=1.0)
+        # A process of its own that inherited the pipes may keep them open: what that says later is not waited for.
+        _, late = await asyncio.wait(self._readers, timeout=LAST_WORDS_S)
+        await cancel_all(late)
         return status
 
     async def stop(self, timeout: float) -> bool:
@@ -139,17 +145,24 @@ class Child:
         return self._process
 
     def _last_words(self) -> str:
-        return "".join(f"\n  {line}" for line in ("; its last lines:", *self.tail)) if self.tail else ""
+        return "; its last lines:\n  " + "\n  ".join(self.tail) if self.tail else ""
 
-    async def _read(self, stream: asyncio.StreamReader, *, may_be_ready: bool) -> None:
-        async for line in lines(stream):
-            facts = parse_ready(line) if may_be_ready else None
-            if facts is not None:
-                self.ready = facts
-                self._said_ready.set()
-            elif line:
-                self.tail.append(line)
-                self._sink(self.name, line)
+    async def _read(self, descriptor: int, *, may_be_ready: bool) -> None:
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", buffering=0)
+        )
+        try:
+            async for line in lines(stream):
+                facts = parse_ready(line) if may_be_ready else None
+                if facts is not None:
+                    self.ready = facts
+                    self._said_ready.set()
+                elif line:
+                    self.tail.append(line)
+                    self._sink(self.name, line)
+        finally:
+            transport.close()
 
 
 async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("octavo", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="octavo")
 def main() -> None:
     """Octavo: language models served by a fleet of workers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from kvstore.client import Broker
 
+UNCUT = 10_000
+"""Columns of a line in a file or pipe."""
 Row = dict[str, Any]
 WORKER_COLUMNS = (
     *("worker", "state", "model", "device", "running", "waiting"),
@@ -152,6 +155,5 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console = Console()
     # A pipe has no width: rich would take 80 columns and cut cells.
-    console.print(table, width=None if console.is_terminal else 1000, soft_wrap=not console.is_terminal)
+    Console(width=None if sys.stdout.isatty() else UNCUT).print(table)

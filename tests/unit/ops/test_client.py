@@ -1,0 +1,73 @@
+"""What a client makes of a stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.v1 import fleet_pb2, inference_pb2
+from ops.client import Answer, BrokenStream, chat_request, plain
+
+
+def response(start: int, ids: list[int], text: str = "", finish: int = 0) -> inference_pb2.GenerateResponse:
+    chunk = inference_pb2.Chunk(start=start, token_ids=ids, text=text, finish=finish)
+    return inference_pb2.GenerateResponse(request_id="r", chunks=[chunk])
+
+
+def test_an_answer_is_the_sum_of_its_chunks() -> None:
+    answer = Answer()
+    first = response(0, [5, 6], "ab")
+    first.route.worker = "w1"
+    assert answer.add(first, 0.5) == "ab"
+    assert answer.add(response(2, [7]), 1.0) == ""
+    last = response(3, [8], "cd", inference_pb2.STOP)
+    last.usage.prompt_tokens = 9
+    assert answer.add(last, 2.0) == "cd"
+    answer.end(2.1)
+    assert (answer.request_id, answer.text, answer.token_ids, answer.finish) == ("r", "abcd", [5, 6, 7, 8], "STOP")
+    assert (answer.first_token_s, answer.total_s, answer.seconds_per_token) == (0.5, 2.1, 0.5)
+    told = answer.as_dict()
+    assert told["route"]["worker"] == "w1"
+    assert told["usage"] == {"prompt_tokens": 9, "cached_tokens": 0, "completion_tokens": 0, "attempts": 0}
+    assert told["timings"] == {"first_token_s": 0.5, "seconds_per_token": 0.5, "total_s": 2.1}
+
+
+def test_one_token_has_no_time_per_token() -> None:
+    answer = Answer()
+    answer.add(response(0, [5], "a", inference_pb2.LENGTH), 1.0)
+    assert answer.seconds_per_token is None
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_gaps_and_repeats_are_seen(start: int) -> None:
+    answer = Answer()
+    answer.add(response(0, [1, 2]), 0.1)
+    with pytest.raises(BrokenStream, match=f"r: a chunk starts at {start}, expected 2"):
+        answer.add(response(start, [3]), 0.2)
+
+
+def test_there_is_exactly_one_end() -> None:
+    answer = Answer()
+    answer.add(response(0, [1], finish=inference_pb2.STOP), 0.1)
+    with pytest.raises(BrokenStream, match="after the terminal one"):
+        answer.add(response(1, [2]), 0.2)
+    with pytest.raises(BrokenStream, match="without a terminal chunk"):
+        Answer(request_id="x").end(1.0)
+
+
+def test_a_chat_request_is_greedy_unless_told_otherwise() -> None:
+    request = chat_request([("system", "s"), ("user", "u")], max_tokens=3, stop=["x"])
+    assert request.sampling.HasField("temperature")
+    assert request.sampling.temperature == 0.0
+    assert [(each.role, each.content) for each in request.chat.messages] == [("system", "s"), ("user", "u")]
+    assert (request.stopping.max_tokens, list(request.stopping.stop)) == (3, ["x"])
+    assert not chat_request([("user", "u")]).stopping.HasField("max_tokens")
+
+
+def test_plain_shows_every_field_and_numbers_as_numbers() -> None:
+    assert plain(fleet_pb2.Queue(worker="w0", oldest_age_ms=2**40)) == {
+        "worker": "w0",
+        "undelivered": 0,
+        "pending": 0,
+        "oldest_age_ms": 2**40,
+        "stream": "",
+    }

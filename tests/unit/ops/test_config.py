@@ -1,0 +1,81 @@
+"""The command lines of a fleet's processes."""
+
+from __future__ import annotations
+
+import socket
+
+import click
+from click.testing import CliRunner
+
+from gateway.__main__ import command as gateway_command
+from ops.config import FleetConfig, fleet_config, fleet_options
+from worker.__main__ import command as worker_command
+
+
+def flags(arguments: list[str]) -> dict[str, str]:
+    return dict(zip(arguments[1::2], arguments[2::2], strict=True))
+
+
+def test_a_worker_is_told_what_was_asked_for_and_no_more() -> None:
+    config = FleetConfig(workers=2, model="m", kv_tokens=4096, block_size=8)
+    assert config.worker_arguments(1, cores=8) == [
+        "worker",
+        *("--id", "w1", "--namespace", "default", "--model", "m", "--dtype", "auto", "--device", "auto"),
+        *("--threads", "4", "--metrics-port", "0", "--grace", "30", "--kv-tokens", "4096", "--block-size", "8"),
+    ]
+
+
+def test_a_gateway_keeps_the_port_that_it_had() -> None:
+    config = FleetConfig(grpc_port=0, grace=2.5)
+    assert config.gateway_arguments(0) == [
+        "gateway",
+        *("--namespace", "default", "--grpc-port", "0", "--metrics-port", "0", "--grace", "2.5"),
+    ]
+    assert flags(config.gateway_arguments(0, grpc_port=4711))["--grpc-port"] == "4711"
+
+
+def test_ports_count_up_from_their_base() -> None:
+    config = FleetConfig(workers=2, gateways=2, grpc_port=6000, metrics_port=9100)
+    gateways = [flags(config.gateway_arguments(index)) for index in range(2)]
+    workers = [flags(config.worker_arguments(index, cores=1)) for index in range(2)]
+    assert [each["--grpc-port"] for each in gateways] == ["6000", "6001"]
+    assert [each["--metrics-port"] for each in (*gateways, *workers)] == ["9100", "9101", "9102", "9103"]
+
+
+def test_cores_are_shared_out() -> None:
+    assert [FleetConfig(workers=n).threads_per_worker(cores=8) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert FleetConfig(workers=4, threads=3).threads_per_worker(cores=2) == 3
+
+
+def test_ids_tell_machines_apart_where_they_share_a_broker() -> None:
+    assert FleetConfig(workers=2).worker_ids() == ["w0", "w1"]
+    shared = FleetConfig(workers=2, redis="redis://there").worker_ids()
+    host = shared[0].removesuffix("-w0")
+    assert shared == [f"{host}-w0", f"{host}-w1"]
+    assert host in (socket.gethostname(), socket.gethostname()[:48])
+
+
+def test_what_the_fleet_passes_on_is_known_to_its_processes() -> None:
+    config = FleetConfig(kv_tokens=64, block_size=4, max_running=2, step_tokens=32, threads=1)
+    for command, arguments in (
+        (gateway_command, config.gateway_arguments(0)),
+        (worker_command, config.worker_arguments(0, cores=1)),
+    ):
+        known = {flag for param in command.params for flag in param.opts}
+        assert set(flags(arguments)) <= known
+
+
+def test_options_become_a_config_and_leave_the_rest() -> None:
+    seen: list[tuple[FleetConfig, dict[str, object]]] = []
+
+    @click.command()
+    @click.option("--other")
+    @fleet_options(workers=2, grpc_port=0)
+    def command(**values: object) -> None:
+        seen.append((fleet_config(values), values))
+
+    result = CliRunner().invoke(
+        command, ["--workers", "3", "--other", "x", "--kv-tokens", "512"], env={"OCTAVO_DTYPE": "float32"}
+    )
+    assert result.exit_code == 0, result.output
+    assert seen == [(FleetConfig(workers=3, grpc_port=0, dtype="float32", kv_tokens=512), {"other": "x"})]

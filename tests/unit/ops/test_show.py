@@ -1,0 +1,32 @@
+"""Ages and tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from ops.show import age, print_table
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0"),
+        (1, "1 ms"),
+        (999, "999 ms"),
+        (1000, "1.0 s"),
+        (59_949, "59.9 s"),
+        (60_000, "1 min 0 s"),
+        (200_900, "3 min 20 s"),
+    ],
+)
+def test_age(milliseconds: int, text: str) -> None:
+    assert age(milliseconds) == text
+
+
+def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "n"), [("x" * 200, 5), ("y", 10)])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["name", "n"],
+        ["x" * 200, "5"],
+        ["y", "10"],
+    ]
