@@ -2,35 +2,186 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from worker.kernels.attention import PagedAttention
+from worker.kernels.plan import PoolShape, StepPlan
+from worker.model import adapt
+from worker.model.errors import ModelDamaged, ModelUnsupported
+from worker.model.library import checked, quiet
+from worker.step import StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transformers import PreTrainedModel
+
     from worker.model.loader import ModelFiles, Progress
-    from worker.step import StepRow
+
+log = logging.getLogger(__name__)
+
+LAYOUT = "octavo-kv/1"
+"""Changes whenever the bits of a page may differ from those of an older version for the same tokens."""
+
+_CHECKED_TOKENS = 24
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
+"""Relative difference to transformers' own attention that is still rounding."""
 
 
 class HfRunner:
-    """A model with its pages. Implements `worker.step.Runner`."""
+    """A model with its pages. Implements `worker.step.Runner`.
 
-    fingerprint: str
-    """SHA-256 (hex) of all that decides the bits of a page: weights, configuration, dtype, device class, layout."""
-    vocab_size: int
-    block_size: int
-    num_blocks: int
+    Args:
+        model: with its attention set to `adapt.PAGED`.
+        attention: the pages, one set for each of its layers.
+        vocab_size: how many of the logits are ids that may be sampled.
+        fingerprint: see there.
+    """
 
+    def __init__(self, model: PreTrainedModel, attention: PagedAttention, *, vocab_size: int, fingerprint: str) -> None:
+        self.model = model
+        self.attention = attention
+        self.vocab_size = vocab_size
+        self.block_size = attention.pool.block_size
+        self.num_blocks = attention.pool.num_blocks
+        self.fingerprint = fingerprint
+        """SHA-256 (hex) of all that decides the bits of a page: weights, configuration, dtype, device class, kernels,
+        layout; and of the tokenizer's files. Not of the number or size of blocks."""
+
+    @torch.inference_mode()
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
-        """Runs one step; returns float32 logits [rows with sample=True, vocab_size], in order."""
-        raise NotImplementedError
+        """Runs one step; returns float32 logits ``[rows with sample set, vocab_size]``, in order."""
+        plan = self.attention.plan(rows)
+        self.attention.begin(plan)
+        output = self.model(
+            input_ids=plan.token_ids,
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=plan.sample_rows,
+            octavo_step=_BoundStep(self.attention, plan),
+        )
+        logits: torch.Tensor = output.logits[0, : plan.samples, : self.vocab_size]
+        return logits.float()
+
+
+class _BoundStep:
+    """A step's plan together with the pages: what the attention layers get."""
+
+    def __init__(self, attention: PagedAttention, plan: StepPlan) -> None:
+        self._attention = attention
+        self._plan = plan
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return self._attention.attend(layer, self._plan, query, key, value)
 
 
 def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progress) -> HfRunner:
     """Loads the weights and allocates ``num_blocks`` blocks of ``block_size`` positions.
 
     Raises:
-        ModelError: tensors missing, unexpected or of another shape; a model that can't run on pages.
+        ModelDamaged: tensors missing, unexpected or of another shape.
+        ModelUnsupported: a model that can't run on pages.
+        ValueError: a block size that is not a power of two.
     """
-    raise NotImplementedError
+    adapt.register()
+    progress(f"reading {files.name} as {_name(files.dtype)}")
+    model = _weights(files)
+    config = model.config.get_text_config()
+    adapt.swap_rotary(model, files.context_length)
+    products = adapt.swap_products(model, progress) if files.device.type == "cpu" else "library"
+    torch.nn.Module.to(model, files.device)
+    layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
+    attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device)
+    kernels = sorted({f"{method.name}/{method.heads.narrow}" for method in attention.methods})
+    progress(f"attention over pages: {', '.join(kernels)}; {num_blocks} blocks of {block_size}")
+    runner = HfRunner(
+        model,
+        attention,
+        vocab_size=min(files.vocab_size, width),
+        fingerprint=_fingerprint(files, model, [products, *kernels]),
+    )
+    _check(runner, files.dtype)
+    return runner
+
+
+def _weights(files: ModelFiles) -> PreTrainedModel:
+    """The model as transformers makes it, in evaluation mode, every tensor accounted for."""
+    try:
+        config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelDamaged(f"{files.directory}/config.json: {error}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelUnsupported(f"{config.model_type}: encoder-decoder models can't run on pages")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ModelUnsupported(f"{config.model_type}: not a causal language model that transformers knows")
+    try:
+        with quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                files.directory,
+                config=config,
+                dtype=files.dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise ModelDamaged(f"the weights in {files.directory} can't be read: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    checked(loaded[1], files.directory)
+    model.requires_grad_(False)
+    return model
+
+
+def _check(runner: HfRunner, dtype: torch.dtype) -> None:
+    """Compares two short texts, run together on pages, with transformers' own attention on the same weights."""
+    count = min(_CHECKED_TOKENS, runner.block_size * (runner.num_blocks // 2))
+    if count < 2:
+        return
+    blocks = -(-count // runner.block_size)
+    texts = [[(seed + 7 * index) % runner.vocab_size for index in range(count)] for seed in (11, 4)]
+    tables = [list(range(start, start + blocks)) for start in (0, blocks)]
+    ours = runner.forward([StepRow(text, 0, table, True) for text, table in zip(texts, tables, strict=True)])
+    model = runner.model
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            output = model(input_ids=torch.tensor(texts, device=ours.device), use_cache=False)
+    finally:
+        model.set_attn_implementation(adapt.PAGED)
+    theirs = output.logits[:, -1, : runner.vocab_size].float()
+    difference = float((ours - theirs).norm() / theirs.norm())
+    log.info("against transformers' own attention: relative difference %.1e", difference)
+    if not difference < _TOLERANCE[dtype]:
+        raise ModelUnsupported(
+            f"{model.config.model_type}: attention over pages gives other logits than transformers' own "
+            f"(relative difference {difference:.2g}); this kind of model can't be served"
+        )
+
+
+def _fingerprint(files: ModelFiles, model: PreTrainedModel, kernels: list[str]) -> str:
+    config = model.config.to_diff_dict()
+    for name in ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache"):
+        config.pop(name, None)
+    parts: dict[str, Any] = {
+        "layout": LAYOUT,
+        "weights": files.digest,
+        "config": config,
+        "dtype": _name(files.dtype),
+        "device": files.device.type,
+        "kernels": kernels,
+        "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
+        "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
