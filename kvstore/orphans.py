@@ -40,7 +40,7 @@ class Reaper:
         for worker in workers:
             commands += [
                 ("HGET", keys.worker(worker), "incarnation"),
-                ("XINFO", "CONSUMERS", keys.jobs(worker), GROUP),
+                ("XINFO CONSUMERS", keys.jobs(worker), GROUP),
             ]
         replies = await self.broker.pipeline(commands)
         ended: list[str] = []

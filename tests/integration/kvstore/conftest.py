@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -16,13 +16,15 @@ from kvstore.token_log import decode, read
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from redis.asyncio import Redis
 
     from kvstore.client import Broker
 
-SHORT_TTL_MS = 400
+T = TypeVar("T")
+
+SHORT_TTL_MS = 1000
 """Of leases in tests that wait for them to lapse."""
 
 LONG_TTL_MS = 30_000
@@ -77,12 +79,27 @@ class Stage:
         """Reads and claims what is there."""
         return await self.jobs.claim(worker.id, worker.incarnation, await self.entries(worker))
 
-    async def running(self, request_id: str, worker: WorkerInfo, **options: str) -> Claim:
+    async def running(self, request_id: str, worker: WorkerInfo) -> Claim:
         """A job that was submitted and claimed."""
-        await self.submit(request_id, worker, **options)
+        await self.submit(request_id, worker)
         (claim,) = await self.claim(worker)
         assert claim.job.request_id == request_id
         return claim
+
+    async def beat(self, worker: WorkerInfo) -> None:
+        """Renews the lease until it is lost."""
+        alive = True
+        while alive:
+            await asyncio.sleep(SHORT_TTL_MS / 8000)
+            alive = await self.registry.renew(worker)
+
+    async def lapse(self) -> None:
+        """Waits until no lease is left."""
+
+        async def lapsed() -> bool:
+            return not await self.registry.workers()
+
+        await until(lapsed)
 
     async def log(self, request_id: str) -> list[job_pb2.Delivery]:
         """The whole token log."""
@@ -155,6 +172,15 @@ class Ear:
         async for payload in self._bell:
             assert payload is not RECONNECTED
             await self._heard.put(payload)
+
+
+async def until(check: Callable[[], Awaitable[T]], *, patience_s: float = 10.0) -> T:
+    """Asks until the answer is true: for what only the server's clock decides."""
+    async with asyncio.timeout(patience_s):
+        while True:
+            if answer := await check():
+                return answer
+            await asyncio.sleep(0.02)
 
 
 @pytest.fixture

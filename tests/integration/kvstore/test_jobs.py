@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from kvstore.keys import GROUP
 from kvstore.registry import DRAINING, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
 
-from .conftest import Ear, Stage, chunk, job
+from .conftest import Ear, Stage, chunk, job, until
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -108,9 +109,11 @@ async def test_an_id_is_free_again_after_its_retention(stage: Stage, broker: Bro
     brief = Jobs(broker, retention_s=0.1)
     await stage.submit("r1", worker)
     assert await brief.cancel("r1") is Finished.ENDED
-    async with asyncio.timeout(5):
-        while await stage.jobs.get("r1") is not None:  # noqa: ASYNC110 (the server's clock)
-            await asyncio.sleep(0.02)
+
+    async def gone() -> bool:
+        return await stage.jobs.get("r1") is None
+
+    await until(gone)
     assert await stage.log("r1") == []
     assert await stage.submit("r1", worker, digest=b"other") is Submitted.ACCEPTED
 
@@ -264,12 +267,12 @@ async def test_finish_rings_gateway_and_owner(stage: Stage, broker: Broker) -> N
 async def test_finish_answers(stage: Stage) -> None:
     worker = await stage.worker()
     await stage.running("r1", worker)
-    late = {"finish": inference_pb2.ERROR, "failure": job_pb2.FAILURE_DEADLINE, "error": ""}
-    assert await stage.jobs.finish("r2", **late) is Finished.UNKNOWN
-    assert await stage.jobs.finish("r1", **late, expect_attempt=2) is Finished.FENCED
-    assert await stage.jobs.finish("r1", **late, expect_gateway="other") is Finished.FENCED
-    assert await stage.jobs.finish("r1", **late, expect_attempt=1, expect_gateway=stage.gateway) is Finished.ENDED
-    assert await stage.jobs.finish("r1", **late) is Finished.ALREADY
+    late = partial(stage.jobs.finish, finish=inference_pb2.ERROR, failure=job_pb2.FAILURE_DEADLINE, error="")
+    assert await late("r2") is Finished.UNKNOWN
+    assert await late("r1", expect_attempt=2) is Finished.FENCED
+    assert await late("r1", expect_gateway="other") is Finished.FENCED
+    assert await late("r1", expect_attempt=1, expect_gateway=stage.gateway) is Finished.ENDED
+    assert await late("r1") is Finished.ALREADY
     assert await stage.jobs.cancel("r1") is Finished.ALREADY
     assert len(await stage.log("r1")) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from kvstore.errors import BrokerUnreachable
 from kvstore.jobs import Commit, Finished, Submitted
 from octavo.v1 import inference_pb2
 
-from .conftest import LONG_TTL_MS, Stage, chunk, set_stage
+from .conftest import LONG_TTL_MS, Stage, chunk, set_stage, until
 from .proxy import Proxy
 
 if TYPE_CHECKING:
@@ -115,9 +115,11 @@ async def test_entries_of_a_cancelled_read_are_read_again(far: Stage, stage: Sta
     proxy.hold()
     read = asyncio.create_task(far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 10, 10_000))
     await stage.submit("r1", worker)
-    async with asyncio.timeout(5):
-        while (await stage.jobs.queues())[0].undelivered:  # noqa: ASYNC110 (the server knows)
-            await asyncio.sleep(0.01)
+
+    async def delivered() -> bool:
+        return (await stage.jobs.queues())[0].undelivered == 0
+
+    await until(delivered)
     read.cancel()
     with pytest.raises(asyncio.CancelledError):
         await read
@@ -172,13 +174,15 @@ async def test_no_reply_reaches_the_next_command(far: Stage, proxy: Proxy) -> No
             command = far.broker.pipeline([("ECHO", f"{number}-{part}") for part in range(3)])
         else:
             command = far.broker.call("EVAL", "return ARGV[1]", 0, number)
-        task = asyncio.ensure_future(command)
+        task: asyncio.Future[Any] = asyncio.ensure_future(command)
         await asyncio.sleep(dice.uniform(0, 0.006))
         task.cancel()
-        (reply,) = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(reply, asyncio.CancelledError):
+        try:
+            reply = await task
+        except asyncio.CancelledError:
             cancelled += 1
-        elif kind == 1:
+            return
+        if kind == 1:
             assert reply == [f"{number}-{part}".encode() for part in range(3)]
         else:
             assert reply == str(number).encode()

@@ -1,0 +1,95 @@
+"""A server that has reached maxmemory: new work is refused, work that runs ends well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.client import Broker, BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
+from kvstore.errors import BrokerFull, RequestIdTaken
+from kvstore.jobs import Commit, Finished, Submitted
+from kvstore.registry import ModelCard, new_incarnation
+from octavo.v1 import inference_pb2
+
+from .conftest import LONG_TTL_MS, Stage, chunk, set_stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def stage(broker_binary: Path, namespace: str) -> AsyncIterator[Stage]:
+    """On a server of its own, with room for 8 MB."""
+    async with EmbeddedBroker(binary=broker_binary, options={"maxmemory": "8mb"}) as server:
+        broker = await connect(BrokerConfig(server.url, namespace))
+        async with set_stage(broker, LONG_TTL_MS) as stage:
+            yield stage
+        await broker.close()
+
+
+async def test_running_work_ends_and_new_work_is_refused(stage: Stage) -> None:
+    worker = await stage.worker()
+    await stage.running("running", worker)
+    await stage.submit("queued", worker)
+    await stage.submit("cancelled", worker)
+    await fill(stage.broker)
+
+    with pytest.raises(BrokerFull, match="is full"):
+        await stage.submit("new", worker)
+    assert await stage.jobs.get("new") is None
+    assert await stage.load(worker) == (3, 30)
+
+    # All that the living need.
+    assert await stage.registry.renew(worker)
+    await stage.worker("w1")
+    await stage.registry.renew_gateway(stage.gateway)
+    assert await stage.registry.live_gateways([stage.gateway]) == {stage.gateway}
+    assert await stage.jobs.cancel("cancelled") is Finished.ENDED
+    (claim,) = await stage.claim(worker)
+    assert claim.job.request_id == "queued"
+    for request_id in ("running", "queued"):
+        step = [chunk(request_id, 0, [1]), chunk(request_id, 1, [2], finish=inference_pb2.STOP)]
+        assert await stage.jobs.commit(worker.id, worker.incarnation, step) == [Commit.WRITTEN] * 2
+        assert await stage.log(request_id) == step
+    assert await stage.load(worker) == (0, 0)
+    await stage.registry.leave(worker.id, worker.incarnation)
+    await stage.registry.publish_model(ModelCard("m", "f", 1, (), b"{}", b"{}"))
+    assert await stage.registry.model("f") is not None
+
+    await drain(stage.broker)
+    again = await stage.worker()
+    assert await stage.submit("new", again) is Submitted.ACCEPTED
+
+
+async def test_a_job_that_is_there_already_is_attached_to(stage: Stage) -> None:
+    worker = await stage.worker()
+    await stage.running("r1", worker)
+    await fill(stage.broker)
+    other = new_incarnation()
+    assert await stage.submit("r1", worker, gateway=other) is Submitted.ATTACHED
+    record = await stage.jobs.get("r1")
+    assert record is not None
+    assert record.gateway == other
+    with pytest.raises(RequestIdTaken):
+        await stage.submit("r1", worker, digest=b"other")
+
+
+async def fill(broker: Broker) -> None:
+    """Until the server refuses, to the last small value."""
+    for size in (100_000, 1000, 10):
+        full, number = False, 0
+        while not full:
+            number += 1
+            try:
+                await broker.call("SET", f"ballast:{size}:{number}", bytes(size))
+            except BrokerFull:
+                full = True
+
+
+async def drain(broker: Broker) -> None:
+    """Takes the ballast out again."""
+    for number in range(100):
+        await broker.call("DEL", f"ballast:100000:{number}")

@@ -1,0 +1,233 @@
+"""Leases with real TTLs, loads and model cards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.errors import WorkerIdTaken
+from kvstore.registry import DRAINING, Load, ModelCard, Registry, WorkerInfo, new_incarnation
+
+from .conftest import SHORT_TTL_MS, Stage, until
+
+if TYPE_CHECKING:
+    from kvstore.client import Broker
+
+INFO = WorkerInfo(
+    id="w0",
+    incarnation="0123456789abcdef",
+    model="smollm2-135m",
+    fingerprint="fp",
+    state="ready",
+    device="cpu",
+    dtype="bfloat16",
+    block_size=16,
+    context_length=8192,
+    vocab_size=49152,
+    kv_tokens=16384,
+    max_running=32,
+    running=3,
+    waiting=2,
+    blocks_free=1000,
+    blocks_cached=20,
+    blocks_used=4,
+    metrics="127.0.0.1:9000",
+)
+
+CARD = ModelCard(
+    name="smollm2-135m",
+    fingerprint="fp",
+    vocab_size=49152,
+    eos_token_ids=(2, 0),
+    tokenizer_json=b'{"version": "1.0"}' * 1000,
+    tokenizer_config=json.dumps({"eos_token": "<|im_end|>"}).encode(),
+)
+
+
+async def test_a_lease_says_what_was_registered(stage: Stage, broker: Broker) -> None:
+    await stage.registry.register(INFO)
+    (found,) = await stage.registry.workers()
+    assert 0 <= found.heartbeat_age_ms < 5000
+    assert replace(found, heartbeat_age_ms=0) == INFO
+    busier = replace(INFO, running=32, state=DRAINING)
+    assert await stage.registry.renew(busier)
+    (found,) = await stage.registry.workers()
+    assert replace(found, heartbeat_age_ms=0) == busier
+    await stage.registry.register(replace(INFO, id="a"))
+    assert [worker.id for worker in await stage.registry.workers()] == ["a", "w0"]
+    assert 0 < await broker.call("PTTL", broker.keys.worker("w0")) <= 30_000
+
+
+async def test_a_lease_lapses_unless_renewed(brief: Stage) -> None:
+    await brief.registry.register(INFO)
+    await brief.registry.register(replace(INFO, id="w1"))
+    for _ in range(6):
+        await asyncio.sleep(SHORT_TTL_MS / 4000)
+        assert await brief.registry.renew(INFO)
+    assert [worker.id for worker in await brief.registry.workers()] == ["w0"]
+
+
+async def test_a_lapsed_lease_is_made_again(brief: Stage) -> None:
+    await brief.registry.register(INFO)
+    await brief.lapse()
+    assert await brief.registry.renew(INFO)
+    assert [worker.id for worker in await brief.registry.workers()] == ["w0"]
+
+
+async def test_a_flushed_lease_is_made_again(stage: Stage, broker: Broker) -> None:
+    await stage.registry.register(INFO)
+    await broker.call("DEL", broker.keys.worker("w0"), broker.keys.workers)
+    assert await stage.registry.renew(INFO)
+    assert [worker.id for worker in await stage.registry.workers()] == ["w0"]
+
+
+async def test_a_restarted_worker_waits_for_the_lease_of_its_past_life(brief: Stage) -> None:
+    await brief.registry.register(INFO)
+    reborn = replace(INFO, incarnation=new_incarnation())
+    started = time.monotonic()
+    await brief.registry.register(reborn)
+    assert SHORT_TTL_MS / 2000 < time.monotonic() - started < 5
+    (found,) = await brief.registry.workers()
+    assert found.incarnation == reborn.incarnation
+    # The past life may only have been frozen. It does not come back.
+    assert not await brief.registry.renew(INFO)
+    await brief.registry.leave("w0", INFO.incarnation)
+    (found,) = await brief.registry.workers()
+    assert found.incarnation == reborn.incarnation
+
+
+async def test_a_live_workers_id_is_refused(brief: Stage) -> None:
+    await brief.registry.register(INFO)
+    renewing = asyncio.create_task(brief.beat(INFO))
+    started = time.monotonic()
+    with pytest.raises(WorkerIdTaken, match=r"w0.*0123456789abcdef"):
+        await brief.registry.register(replace(INFO, incarnation=new_incarnation()))
+    # As soon as the holder has renewed, not after the whole TTL.
+    assert time.monotonic() - started < 5
+    renewing.cancel()
+    (found,) = await brief.registry.workers()
+    assert found.incarnation == INFO.incarnation
+
+
+async def test_of_many_with_one_id_one_gets_the_lease(brief: Stage) -> None:
+    lives = [replace(INFO, incarnation=new_incarnation()) for _ in range(8)]
+
+    async def live(info: WorkerInfo) -> None:
+        await brief.registry.register(info)
+        await brief.beat(info)
+
+    tasks = [asyncio.create_task(live(info)) for info in lives]
+    done, alive = await asyncio.wait(tasks, timeout=3)
+    assert len(alive) == 1
+    assert {type(task.exception()) for task in done} == {WorkerIdTaken}
+    for task in alive:
+        task.cancel()
+
+
+async def test_leaving_without_jobs_leaves_nothing(stage: Stage, broker: Broker) -> None:
+    worker = await stage.worker()
+    await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1)
+    assert await broker.call("EXISTS", broker.keys.jobs("w0")) == 1
+    await stage.registry.leave(worker.id, worker.incarnation)
+    await stage.registry.leave(worker.id, worker.incarnation)
+    assert await stage.registry.workers() == []
+    for key in (broker.keys.worker("w0"), broker.keys.jobs("w0"), broker.keys.workers):
+        assert await broker.call("EXISTS", key) == 0
+    # The id is free at once.
+    await stage.worker()
+
+
+async def test_hostile_leases_are_left_out(stage: Stage, broker: Broker) -> None:
+    await stage.registry.register(INFO)
+    for number, field in enumerate(("running", "incarnation", "device")):
+        info = replace(INFO, id=f"bad{number}")
+        await stage.registry.register(info)
+        await broker.call("HSET", broker.keys.worker(info.id), field, b"\xff\xfe")
+    await stage.registry.register(replace(INFO, id="partial"))
+    await broker.call("HDEL", broker.keys.worker("partial"), "fingerprint")
+    await broker.call("ZADD", broker.keys.workers, 1, "string", 1, b"\xff")
+    await broker.call("SET", broker.keys.worker("string"), "x")
+    assert [worker.id for worker in await stage.registry.workers()] == ["w0"]
+    assert broker.malformed == 5
+    await broker.call("DEL", broker.keys.worker("string"))
+
+
+async def test_loads_are_those_of_the_incarnation(stage: Stage, broker: Broker) -> None:
+    worker, idle = await stage.worker(), await stage.worker("w1")
+    await stage.submit("r1", worker)
+    await stage.submit("r2", worker)
+    past = replace(worker, incarnation=new_incarnation())
+    assert await stage.registry.loads([worker, idle]) == {"w0": Load(2, 20), "w1": Load(0, 0)}
+    assert await stage.registry.loads([past]) == {"w0": Load(0, 0)}
+    assert await stage.registry.loads([]) == {}
+    key = broker.keys.load("w1", idle.incarnation)
+    await broker.call("HSET", key, "jobs", "-3", "tokens", "many")
+    assert await stage.registry.loads([idle]) == {"w1": Load(0, 0)}
+    await broker.call("SET", key, "x")
+    assert await stage.registry.loads([idle]) == {"w1": Load(0, 0)}
+    await broker.call("DEL", key)
+
+
+async def test_gateways(brief: Stage) -> None:
+    assert await brief.registry.live_gateways([]) == set()
+    await brief.registry.renew_gateway("g0")
+    await brief.registry.renew_gateway("g1")
+    await brief.registry.renew_gateway("g2")
+    await brief.registry.leave_gateway("g2")
+    assert await brief.registry.live_gateways(["g0", "g1", "g1", "g2", "g3"]) == {"g0", "g1"}
+    for _ in range(6):
+        await asyncio.sleep(SHORT_TTL_MS / 4000)
+        await brief.registry.renew_gateway("g1")
+    assert await brief.registry.live_gateways(["g0", "g1"]) == {"g1"}
+
+
+async def test_a_models_card(stage: Stage, broker: Broker) -> None:
+    assert await stage.registry.model("fp") is None
+    await stage.registry.publish_model(CARD)
+    assert await stage.registry.model("fp") == CARD
+    assert await broker.call("MEMORY", "USAGE", broker.keys.model("fp")) < 2000
+    renamed = replace(CARD, name="other")
+    await stage.registry.publish_model(renamed)
+    assert await stage.registry.model("fp") == renamed
+
+
+async def test_a_card_is_extended_without_sending_it_again(broker: Broker) -> None:
+    registry = Registry(broker, model_ttl_ms=300)
+    await registry.publish_model(CARD)
+    await broker.call("HSET", broker.keys.model("fp"), "mark", "1")
+    for _ in range(6):
+        await asyncio.sleep(0.1)
+        await registry.publish_model(CARD)
+    assert await broker.call("HGET", broker.keys.model("fp"), "mark") == b"1"
+
+    async def gone() -> bool:
+        return await registry.model("fp") is None
+
+    await until(gone)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tokenizer_json", b"\x80\x04pickle"),
+        ("tokenizer_json", zlib.compress(b"another")),
+        ("tokenizer_json", zlib.compress(CARD.tokenizer_json)[:-5]),
+        ("tokenizer_json", zlib.compress(bytes(65 * 2**20))),
+        ("vocab_size", b"many"),
+        ("eos_token_ids", b'{"a": 1}'),
+        ("eos_token_ids", b"["),
+        ("name", b"\xff"),
+        ("digest", b""),
+    ],
+)
+async def test_hostile_cards_are_ignored(stage: Stage, broker: Broker, field: str, value: bytes) -> None:
+    await stage.registry.publish_model(CARD)
+    await broker.call("HSET", broker.keys.model("fp"), field, value)
+    assert await stage.registry.model("fp") is None
+    assert broker.malformed == 1

@@ -1,0 +1,159 @@
+"""Servers that are restarted, with and without their data, and flushed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.client import BrokerConfig, connect
+from kvstore.doorbell import RECONNECTED, Doorbell
+from kvstore.embedded import EmbeddedBroker
+from kvstore.jobs import Commit, Submitted
+from octavo.v1 import inference_pb2
+
+from .conftest import SHORT_TTL_MS, Stage, chunk, set_stage, until
+from .proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+class Restartable:
+    """A server behind an address that stays, with an append-only file."""
+
+    def __init__(self, binary: Path, folder: Path, proxy: Proxy) -> None:
+        self.binary, self.folder, self.proxy = binary, folder, proxy
+        self.server: EmbeddedBroker | None = None
+
+    async def start(self) -> None:
+        options = {"dir": str(self.folder), "appendonly": "yes", "appendfsync": "always"}
+        self.server = EmbeddedBroker(binary=self.binary, options=options)
+        self.proxy.upstream = await self.server.start()
+
+    async def stop(self) -> None:
+        assert self.server is not None
+        await self.server.stop()
+
+
+@pytest.fixture
+async def server(broker_binary: Path, tmp_path: Path) -> AsyncIterator[Restartable]:
+    async with Proxy("redis://127.0.0.1:1") as proxy:
+        server = Restartable(broker_binary, tmp_path, proxy)
+        await server.start()
+        yield server
+        await server.stop()
+
+
+@pytest.fixture
+async def stage(server: Restartable, namespace: str) -> AsyncIterator[Stage]:
+    broker = await connect(BrokerConfig(server.proxy.url, namespace, retries=8))
+    async with set_stage(broker, SHORT_TTL_MS) as stage:
+        yield stage
+    await broker.close()
+
+
+async def test_a_restart_with_its_data_kills_nobody(stage: Stage, server: Restartable) -> None:
+    worker = await stage.worker()
+    await stage.running("running", worker)
+    await stage.submit("queued", worker)
+    await server.stop()
+    await asyncio.sleep(SHORT_TTL_MS / 1000)
+    await server.start()
+    # All leases have lapsed, but only because nobody could renew them.
+    assert await stage.registry.workers() == []
+    assert await stage.jobs.end_orphans() == []
+    assert await stage.registry.renew(worker)
+    beating = asyncio.create_task(stage.beat(worker))
+
+    last = chunk("running", 0, [1], finish=inference_pb2.STOP)
+    assert await stage.jobs.commit(worker.id, worker.incarnation, [last]) == [Commit.WRITTEN]
+    (claim,) = await stage.claim(worker)
+    assert claim.job.request_id == "queued"
+    beating.cancel()
+    # One that does not come back is found to be dead a little later.
+    assert await until(stage.jobs.end_orphans) == ["queued"]
+
+
+async def test_a_flush_loses_the_work_and_nothing_else(stage: Stage) -> None:
+    worker = await stage.worker()
+    await stage.running("lost", worker)
+    await stage.broker.call("FLUSHALL")
+    await stage.broker.call("SCRIPT", "FLUSH")
+
+    assert await stage.jobs.commit(worker.id, worker.incarnation, [chunk("lost", 0, [1])]) == [Commit.FENCED]
+    assert await stage.jobs.get("lost") is None
+    assert await stage.registry.renew(worker)
+    started = time.monotonic()
+    # Submitted anew under its old id, it is another job: its entry says so.
+    assert await stage.submit("lost", worker) is Submitted.ACCEPTED
+    (claim,) = await stage.claim(worker)
+    assert (claim.job.request_id, claim.attempt) == ("lost", 1)
+    assert time.monotonic() - started < 2
+
+
+async def test_a_stream_that_keeps_vanishing_is_not_a_hot_loop(stage: Stage) -> None:
+    worker = await stage.worker()
+    stream = stage.broker.keys.jobs("w0")
+    await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1)
+    started = time.monotonic()
+    for _ in range(4):
+        await stage.broker.call("DEL", stream)
+        assert await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1) == []
+    assert time.monotonic() - started > 4 * 0.05
+
+
+async def test_a_blocked_read_survives_its_streams_deletion(stage: Stage) -> None:
+    worker = await stage.worker()
+    await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1)
+    read = asyncio.create_task(stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 10_000))
+
+    async def blocked() -> bool:
+        return bool((await stage.broker.call("INFO", "clients"))["blocked_clients"])
+
+    await until(blocked)
+    await stage.broker.call("DEL", stage.broker.keys.jobs("w0"))
+    async with asyncio.timeout(5):
+        assert await read == []
+    assert await stage.registry.renew(worker)
+    await stage.running("r1", worker)
+
+
+async def test_a_doorbell_rings_again_and_says_that_it_was_broken(stage: Stage, server: Restartable) -> None:
+    bell = Doorbell(stage.broker)
+    channel = stage.broker.keys.channel("g")
+    await bell.open(channel)
+    heard = aiter(bell)
+    await stage.broker.call("PUBLISH", channel, "one")
+    assert await anext(heard) == b"one"
+    await server.stop()
+    missed = asyncio.ensure_future(anext(heard))
+    await asyncio.sleep(0.3)
+    await server.start()
+    async with asyncio.timeout(10):
+        assert await missed is RECONNECTED
+    await stage.broker.call("PUBLISH", channel, "two")
+    assert await anext(heard) == b"two"
+    server.proxy.cut()
+    assert await anext(heard) is RECONNECTED
+    await bell.close()
+    await bell.close()
+
+
+async def test_a_doorbell_notices_a_server_that_fell_silent(stage: Stage, server: Restartable) -> None:
+    bell = Doorbell(stage.broker, probe_s=0.3)
+    channel = stage.broker.keys.channel("g")
+    await bell.open(channel)
+    heard = aiter(bell)
+    # A server that only has nothing to say is asked, and answers.
+    waiting = asyncio.ensure_future(anext(heard))
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    server.proxy.hold()
+    await asyncio.sleep(1)
+    server.proxy.release()
+    assert await waiting is RECONNECTED
+    await bell.close()

@@ -1,0 +1,30 @@
+"""Names in the broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.keys import Keys
+
+
+def test_names() -> None:
+    keys = Keys("ns")
+    names = {
+        keys.workers: "{octavo:ns}:workers",
+        keys.job("r"): "{octavo:ns}:job:r",
+        keys.jobs("w"): "{octavo:ns}:jobs:w",
+        keys.log("r"): "{octavo:ns}:log:r",
+        keys.worker("w"): "{octavo:ns}:worker:w",
+        keys.load("w", "i"): "{octavo:ns}:load:w:i",
+        keys.gateway("i"): "{octavo:ns}:gateway:i",
+        keys.channel("i"): "{octavo:ns}:channel:i",
+        keys.model("f"): "{octavo:ns}:model:f",
+    }
+    assert all(name == expected for name, expected in names.items())
+    assert all(name.startswith(keys.prefix) for name in names)
+
+
+@pytest.mark.parametrize("namespace", ["", "a:b", "a}b", "{a", "a b", "ä", "x" * 65, "a\n"])
+def test_namespaces_that_could_meet_others(namespace: str) -> None:
+    with pytest.raises(ValueError, match="namespace"):
+        Keys(namespace)
