@@ -15,13 +15,11 @@ not be read as the answer to the next command.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -47,6 +45,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerTooOld, BrokerUnreachable
 from kvstore.keys import DEFAULT_NAMESPACE, Keys
+from kvstore.scripts import load_scripts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -87,14 +86,6 @@ class BrokerConfig:
     """How often an idempotent command is sent again after a lost connection or reply."""
     max_connections: int = 64
     """Commands in flight at once; more wait for their turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A Lua script, as sent."""
-
-    source: str
-    sha1: str
 
 
 class Broker:
@@ -243,26 +234,10 @@ def translate(error: RedisError, url: str = "") -> BrokerError:
         return BrokerAuth(f"broker{where} refused access: {text}")
     if isinstance(error, OutOfMemoryError):
         return BrokerFull(f"broker{where} is full: {text}")
-    if isinstance(error, _PASSING):
+    # BUSY: somebody's script runs for seconds. It has no class of its own.
+    if isinstance(error, _PASSING) or text.startswith("BUSY "):
         return BrokerUnreachable(f"broker{where} cannot be reached: {text}")
     return BrokerError(f"broker{where}: {text}")
-
-
-def load_scripts() -> dict[str, Script]:
-    """All scripts by name. ``common.lua`` holds what several share and goes in after each script's first line, as
-    that line must stay first: it tells the server the script's flags."""
-    folder = resources.files(__package__) / "lua"
-    common = (folder / "common.lua").read_text(encoding="utf-8")
-    scripts: dict[str, Script] = {}
-    for file in folder.iterdir():
-        if file.name == "common.lua" or not file.name.endswith(".lua"):
-            continue
-        flags, _, body = file.read_text(encoding="utf-8").partition("\n")
-        source = f"{flags}\n{common}\n{body}"
-        # SHA-1 is how the server names scripts; nothing depends on its strength.
-        sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        scripts[file.name.removesuffix(".lua")] = Script(source, sha1)
-    return scripts
 
 
 def _client(config: BrokerConfig, socket_timeout: float | None) -> Redis:

@@ -14,11 +14,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
-from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
-
-from google.protobuf.message import DecodeError
 
 from kvstore import queues as queues_module
 from kvstore.entries import Entry, EntryReader
@@ -26,6 +22,18 @@ from kvstore.errors import BrokerFull, CommitGap, QueueFull, RequestIdTaken, Wor
 from kvstore.keys import GROUP
 from kvstore.orphans import Reaper
 from kvstore.queues import QueueInfo
+from kvstore.records import (
+    RECORD_FIELDS,
+    Claim,
+    Commit,
+    Finished,
+    JobRecord,
+    JobState,
+    Submitted,
+    parse_claim,
+    parse_job,
+    parse_record,
+)
 from kvstore.registry import LEASE_TTL_MS
 from kvstore.token_log import encode, encode_terminal
 from octavo.v1 import inference_pb2, job_pb2
@@ -60,84 +68,6 @@ MAX_CHOICES = 1
 
 MAX_DEADLINE_MS = 10**12
 """Some thirty years: keeps sums with the clock exact in a script's doubles."""
-
-
-class Submitted(Enum):
-    """What ``submit`` did."""
-
-    ACCEPTED = "accepted"
-    ATTACHED = "attached"
-    """The job was there already: the caller now gets its deliveries, and finds the earlier ones in the log."""
-
-
-class Commit(Enum):
-    """What became of one delivery."""
-
-    WRITTEN = "written"
-    DUPLICATE = "duplicate"
-    """Written before, by the same attempt: a retry after a lost reply."""
-    FENCED = "fenced"
-    """The job has ended, or belongs to another attempt: drop the sequence."""
-
-
-class Finished(Enum):
-    """What ``finish`` did."""
-
-    ENDED = "ended"
-    ALREADY = "already"
-    """It had ended before."""
-    UNKNOWN = "unknown"
-    """No such job, or its retention is over."""
-    FENCED = "fenced"
-    """It is not the attempt, or not the gateway's, that was expected."""
-
-
-class JobState(StrEnum):
-    """Where a job is in its life."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A job that this incarnation now owns."""
-
-    job: job_pb2.Job
-    attempt: int
-    remaining_ms: int | None
-    """Until the deadline, by the broker's clock; 0 when it has passed, None when there is none."""
-    queued_ms: int
-    """From submission to the claim that began this attempt."""
-    gateway: str
-    entry_id: str
-    """Tells a claim that was repeated (same entry) from a job submitted anew under its request id, after the broker
-    lost the first: that one is to be started afresh."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job's hash, without its payload."""
-
-    request_id: str
-    state: JobState
-    attempt: int
-    owner: str
-    """Incarnation that claimed it; empty while queued."""
-    worker: str
-    worker_incarnation: str
-    gateway: str
-    next: dict[int, int]
-    """Next token index by choice, which is also how many tokens are committed."""
-    prompt_tokens: int
-    cached_tokens: int
-    finish: int | None
-    """inference_pb2.FinishReason once it has ended."""
-    submitted_ms: int
-    """By the broker's clock."""
-    remaining_ms: int | None
-    """As in Claim."""
 
 
 class Jobs:
@@ -223,13 +153,13 @@ class Jobs:
         for entry, answer in zip(entries, answers, strict=False):
             if answer == 0:
                 continue
-            job = _parse_job(answer[0], entry.request_id)
+            job = parse_job(answer[0], entry.request_id)
             if job is None:
                 self._broker.malformed += 1
                 logger.warning("job %s ended: its payload does not parse", entry.request_id)
                 await self._fail_unreadable(entry.request_id)
                 continue
-            claims.append(_claim(entry, job, answer, int(now)))
+            claims.append(parse_claim(entry, job, answer, int(now)))
         return claims
 
     async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
@@ -310,9 +240,9 @@ class Jobs:
         """None when there is no such job, or its retention is over."""
         choices = [f"next:{choice}" for choice in range(MAX_CHOICES)]
         (seconds, micros), stored = await self._broker.pipeline(
-            [("TIME",), ("HMGET", self._broker.keys.job(request_id), *_RECORD, *choices)]
+            [("TIME",), ("HMGET", self._broker.keys.job(request_id), *RECORD_FIELDS, *choices)]
         )
-        return _parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
+        return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
 
     async def end_orphans(self) -> list[str]:
         """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids.
@@ -338,57 +268,6 @@ class Jobs:
 # In the order of the codes in commit.lua.
 _COMMITS = (Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED)
 
-_RECORD = (
-    *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
-    *("prompt_tokens", "cached_tokens", "submitted_ms", "deadline_ms", "finish"),
-)
-
 
 def _bounded(deadline_ms: int) -> int:
     return min(max(deadline_ms, 0), MAX_DEADLINE_MS)
-
-
-def _remaining(deadline_ms: bytes | None, now_ms: int) -> int | None:
-    return max(0, int(deadline_ms) - now_ms) if deadline_ms else None
-
-
-def _parse_job(payload: bytes | None, request_id: str) -> job_pb2.Job | None:
-    try:
-        job = job_pb2.Job.FromString(payload or b"")
-    except DecodeError:
-        return None
-    return job if job.request_id == request_id and job.prompt_token_ids else None
-
-
-def _claim(entry: Entry, job: job_pb2.Job, answer: list[bytes], now_ms: int) -> Claim:
-    _, attempt, gateway, submitted_ms, claimed_ms, deadline_ms = answer
-    return Claim(
-        job=job,
-        attempt=int(attempt),
-        remaining_ms=_remaining(deadline_ms, now_ms),
-        queued_ms=max(0, int(claimed_ms) - int(submitted_ms)),
-        gateway=gateway.decode(),
-        entry_id=entry.entry_id,
-    )
-
-
-def _parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
-    if not isinstance(stored, list) or stored[0] is None:
-        return None
-    state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
-    prompt_tokens, cached_tokens, submitted_ms, deadline_ms, finish, *next_indexes = numbers
-    return JobRecord(
-        request_id=request_id,
-        state=JobState(state.decode()),
-        attempt=int(attempt),
-        owner=owner.decode(),
-        worker=worker.decode(),
-        worker_incarnation=worker_incarnation.decode(),
-        gateway=gateway.decode(),
-        next={choice: int(index or 0) for choice, index in enumerate(next_indexes)},
-        prompt_tokens=int(prompt_tokens),
-        cached_tokens=int(cached_tokens),
-        finish=int(finish) if finish else None,
-        submitted_ms=int(submitted_ms),
-        remaining_ms=_remaining(deadline_ms, now_ms),
-    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import BrokerError
+from kvstore.errors import BrokerAuth, BrokerError, BrokerUnreachable
 from kvstore.keys import GROUP
 from kvstore.token_log import encode_terminal
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 100
 """Jobs ended by one script call, which blocks the server for some 10 microseconds each."""
@@ -45,12 +48,21 @@ class Reaper:
         replies = await self.broker.pipeline(commands)
         ended: list[str] = []
         for worker, holder, consumers in zip(workers, replies[::2], replies[1::2], strict=True):
-            if not holder or isinstance(holder, BrokerError):
-                ended += await self._end_all(worker, "died" if workers[worker] > 0 else "left")
-            elif not isinstance(consumers, BrokerError):
-                for consumer in consumers:
-                    if consumer["name"] != holder:
-                        ended += await self._end_pending(worker, consumer["name"])
+            try:
+                if isinstance(holder, BrokerError):
+                    raise holder
+                if holder is None:
+                    ended += await self._end_all(worker, "died" if workers[worker] > 0 else "left")
+                elif not isinstance(consumers, BrokerError):
+                    for consumer in consumers:
+                        if consumer["name"] != holder:
+                            ended += await self._end_pending(worker, consumer["name"])
+            except (BrokerUnreachable, BrokerAuth):
+                raise
+            except BrokerError as error:
+                # Keys of a wrong type. The other workers' jobs must not wait for somebody to clean that up.
+                self.broker.malformed += 1
+                logger.warning("jobs of worker %s are not looked after: %s", worker, error)
         return ended
 
     async def _end_all(self, worker: str, what: str) -> list[str]:

@@ -82,10 +82,16 @@ async def read(broker: Broker, request_id: str, last_id: bytes = b"0") -> tuple[
         )
         for entry_id, fields in page:
             last_id = entry_id
-            found = decode_or_count(broker, (fields or {}).get(FIELD, b""))
-            if [delivery.request_id for delivery in found] == [request_id]:
-                deliveries.extend(found)
-            elif found:
+            try:
+                deliveries.append(_only(decode((fields or {}).get(FIELD, b"")), request_id))
+            except MalformedValue as error:
                 broker.malformed += 1
+                logger.debug("skipped %s of %s: %s", entry_id, key, error)
         if len(page) < _PAGE:
             return deliveries, last_id
+
+
+def _only(found: list[job_pb2.Delivery], request_id: str) -> job_pb2.Delivery:
+    if [delivery.request_id for delivery in found] != [request_id]:
+        raise MalformedValue(f"{len(found)} deliveries, not one for its own request")
+    return found[0]

@@ -190,6 +190,18 @@ async def test_entries_that_name_no_job_do_not_stop_it(brief: Stage, broker: Bro
     await broker.call("DEL", broker.keys.job("wrong type"), broker.keys.load("w0", worker.incarnation))
 
 
+async def test_one_workers_broken_keys_do_not_stop_the_others(brief: Stage, broker: Broker) -> None:
+    worker = await brief.worker("w5")
+    await brief.submit("r1", worker)
+    for bad in ("w1", "w8"):
+        await broker.call("ZADD", broker.keys.workers, 1, bad)
+    await broker.call("SET", broker.keys.worker("w1"), "no hash")
+    await broker.call("SET", broker.keys.jobs("w8"), "no stream")
+    assert await _reap(brief) == ["r1"]
+    assert broker.malformed >= 2
+    await broker.call("DEL", broker.keys.worker("w1"), broker.keys.jobs("w8"))
+
+
 async def test_pending_entries_that_were_trimmed(brief: Stage, broker: Broker) -> None:
     past = await brief.worker()
     await brief.running("r1", past)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvstore.client import Broker, BrokerConfig, connect, load_scripts
+from kvstore.client import Broker, BrokerConfig, connect
 from kvstore.errors import BrokerUnreachable
 from kvstore.jobs import Commit, Finished, Submitted
+from kvstore.scripts import load_scripts
 from octavo.v1 import inference_pb2
 
 from .conftest import LONG_TTL_MS, Stage, chunk, set_stage, until

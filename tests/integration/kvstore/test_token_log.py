@@ -46,7 +46,6 @@ async def test_what_is_no_delivery_is_skipped_and_counted(stage: Stage, broker: 
     await stage.jobs.commit(worker.id, worker.incarnation, [chunk("r1", 1, [2], finish=inference_pb2.STOP)])
     deliveries, _ = await read(broker, "r1")
     assert [delivery.chunk.start for delivery in deliveries] == [0, 1]
-    # An empty value is an empty list of deliveries, which no entry should hold either.
     assert broker.malformed == len(hostile) + 1
     assert decode_or_count(broker, b"\xff") == []
     assert broker.malformed == len(hostile) + 2

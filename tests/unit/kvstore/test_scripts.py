@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from kvstore.client import load_scripts
+from kvstore.scripts import load_scripts
 
 FOLDER = resources.files("kvstore") / "lua"
 NAMES = sorted(load_scripts())

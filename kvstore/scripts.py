@@ -1,0 +1,35 @@
+"""The Lua scripts of this package, as they are sent."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's text and the name that the server gives it."""
+
+    source: str
+    sha1: str
+
+
+def load_scripts() -> dict[str, Script]:
+    """All scripts by name.
+
+    ``common.lua`` holds what several share. It goes in after each script's first line, as that line must stay first:
+    it tells the server the script's flags.
+    """
+    folder = resources.files(__package__) / "lua"
+    common = (folder / "common.lua").read_text(encoding="utf-8")
+    scripts: dict[str, Script] = {}
+    for file in folder.iterdir():
+        if file.name == "common.lua" or not file.name.endswith(".lua"):
+            continue
+        flags, _, body = file.read_text(encoding="utf-8").partition("\n")
+        source = f"{flags}\n{common}\n{body}"
+        # SHA-1 is how the server names scripts; nothing depends on its strength.
+        sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        scripts[file.name.removesuffix(".lua")] = Script(source, sha1)
+    return scripts
