@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 
 import click
 
@@ -39,16 +40,21 @@ def check_grpc(target: str, timeout: float) -> str:
 
 
 def check_metrics(address: str, timeout: float) -> str:
-    """`OK`; an endpoint that can't be reached or has another answer than 200 raises ClickException."""
+    """`OK`; an endpoint that can't be reached, or serves no metric of ours, raises ClickException.
+
+    A worker listens at once, but has metrics to show only when its model is loaded and it takes jobs.
+    """
     connection = http.client.HTTPConnection(address, timeout=timeout)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
-        response.read()
+        body = response.read()
     except (OSError, http.client.HTTPException) as error:
         raise click.ClickException(f"{address}: {error}") from error
     finally:
         connection.close()
     if response.status != http.client.OK:
         raise click.ClickException(f"{address}: HTTP {response.status}")
+    if not re.search(rb"^octavo_", body, re.MULTILINE):
+        raise click.ClickException(f"{address}: starting")
     return "OK"

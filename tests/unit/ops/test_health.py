@@ -12,7 +12,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from ops.health import command
 
@@ -48,9 +48,10 @@ def gateway() -> Iterator[tuple[str, health.HealthServicer]]:
 
 
 @pytest.fixture
-def metrics() -> Iterator[str]:
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=CollectorRegistry())
-    yield f"127.0.0.1:{server.server_port}"
+def metrics() -> Iterator[tuple[str, CollectorRegistry]]:
+    registry = CollectorRegistry()
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    yield f"127.0.0.1:{server.server_port}", registry
     server.shutdown()
     server.server_close()
     thread.join()
@@ -76,9 +77,13 @@ def test_no_gateway(closed_port: int) -> None:
     assert f"127.0.0.1:{closed_port}: UNAVAILABLE" in result.output
 
 
-def test_metrics(metrics: str) -> None:
-    result = run("--metrics", metrics)
-    assert (result.exit_code, result.output) == (0, f"{metrics}: OK\n")
+def test_metrics_of_a_worker_that_loads_and_then_serves(metrics: tuple[str, CollectorRegistry]) -> None:
+    address, registry = metrics
+    result = run("--metrics", address)
+    assert (result.exit_code, result.output) == (1, f"Error: {address}: starting\n")
+    Gauge("octavo_worker_sequences", "Sequences by state", ["state"], registry=registry).labels("running").set(0)
+    result = run("--metrics", address)
+    assert (result.exit_code, result.output) == (0, f"{address}: OK\n")
 
 
 def test_no_metrics(closed_port: int) -> None:
