@@ -137,11 +137,11 @@ def _draw_from_all(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor
         weights = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
     blocks = weights.view(rows, -1, BLOCK)
     up_to = blocks.double().sum(dim=-1).cumsum(dim=-1)
-    target = _target(uniform, up_to[:, -1])
+    target = uniform[:, None] * up_to[:, -1:]
     block = _first_above(up_to, target)
     before = torch.nn.functional.pad(up_to, (1, 0)).gather(1, block)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(dim=-1)
-    return (block * BLOCK + _first_above(inside + before, target))[:, 0].clamp_(max=vocabulary - 1)
+    return (block * BLOCK + _first_above(inside + before, target))[:, 0]
 
 
 def _draw_from_likeliest(
@@ -164,7 +164,7 @@ def _draw_from_likeliest(
         values, ids = _likeliest(logits[pending], width)
         kept = _keep(weights[pending].gather(1, ids).double(), top_k[pending], top_p[pending], whole[pending])
         up_to = kept.cumsum(dim=-1)
-        index = _first_above(up_to, _target(uniform[pending], up_to[:, -1])).clamp_(max=width - 1)
+        index = _first_above(up_to, uniform[pending, None] * up_to[:, -1:])
         last = (kept > 0).sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0)
         settled = (values.gather(1, last)[:, 0] > values[:, -1]) | (width == vocabulary)
         tokens[pending[settled]] = ids.gather(1, index)[settled, 0]
@@ -197,11 +197,10 @@ def _keep(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, whole
     return weights.masked_fill((before >= top_p * mass) & (top_p < 1), 0.0)
 
 
-def _target(uniform: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Which unit of ``total`` a random number points at: a whole number from 0 to ``total - 1``, ``[rows, 1]``."""
-    return torch.minimum((uniform * total).floor(), total - 1)[:, None]
-
-
 def _first_above(up_to: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Index of the first running total above the target, ``[rows, 1]``. 0 where the totals are NaN."""
+    """Index of the first running total above the target, ``[rows, 1]``.
+
+    There is one: a random number is at most 1 - 2^-53, and so its share of the last total, even rounded, is below it.
+    What has no weight doesn't raise the total and is never first. Where the totals are NaN, the index is 0.
+    """
     return (up_to <= target).sum(dim=-1, keepdim=True)

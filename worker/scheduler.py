@@ -86,8 +86,7 @@ class Scheduler:
             # Those before it in this loop may have preempted it.
             if sequence.status is Status.RUNNING and step.budget > 0:
                 self._continue(sequence, step)
-        # What has just been preempted must not take back the blocks it gave up.
-        while not step.preempted and step.budget > 0 and self._admit_next(step):
+        while step.budget > 0 and self._admit_next(step):
             pass
         return Schedule(tuple(Scheduled(*entry) for entry in step.parts.items()))
 
@@ -115,7 +114,12 @@ class Scheduler:
         """Between steps: raise IntegrityError unless queues, tables and pool agree."""
         self.pool.check_integrity([sequence.block_table for sequence in self.running])
         for sequence in self.waiting:
-            if sequence.status is not Status.WAITING or sequence.block_table or sequence.num_computed:
+            if (
+                sequence.status is not Status.WAITING
+                or sequence.block_table
+                or sequence.num_computed
+                or sequence.num_sealed
+            ):
                 raise IntegrityError(f"{sequence} holds something while it waits")
         for sequence in self.running:
             if sequence.status is not Status.RUNNING or sequence.num_uncomputed < 1:
@@ -186,14 +190,14 @@ class Scheduler:
         return True
 
     def _has_room(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether all its tokens fit beside all that running ones have, computed or not.
+        """Whether all its tokens fit, not only those of its first step.
 
-        So a prompt is never started only to be preempted half-way by its elders' prompts, and a preempted sequence
-        comes back only after some other one has ended: recomputes are bounded.
+        So no prompt is started that must stop half-way, and a preempted sequence comes back only once some other one
+        has ended: the number of recomputes is bounded. (Running ones need no blocks set aside. As long as there is
+        budget left, all their tokens are in this step already.)
         """
-        promised = sum(other.blocks_for(other.num_tokens) - len(other.block_table) for other in self.running)
         shared = sum(self.pool.in_use(block) for block in hits)
-        return sequence.blocks_for(sequence.num_tokens) - shared <= self.pool.available - promised
+        return sequence.blocks_for(sequence.num_tokens) - shared <= self.pool.available
 
     def _count_hits(self, sequence: Sequence) -> None:
         # Only at the first admission: what a recompute finds is the sequence's own work, no saving to speak of.
@@ -209,7 +213,6 @@ class _Step:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.parts: dict[Sequence, int] = {}
-        self.preempted = False
 
     def give(self, sequence: Sequence, num_tokens: int) -> None:
         self.parts[sequence] = num_tokens
@@ -218,4 +221,3 @@ class _Step:
     def take_back(self, sequence: Sequence) -> None:
         """Drop a preempted sequence, which may have its part already; the tokens go to others."""
         self.budget += self.parts.pop(sequence, 0)
-        self.preempted = True

@@ -29,6 +29,8 @@ POISON = 2
 NAN = 3
 """The logits of a sequence with this token in it are NaN."""
 
+START = b"start"
+
 # Some characters take several tokens, some tokens are several characters.
 _TEXT = ["", "", "P", "N", "é", "語", "🙂"]
 TABLE = TokenBytes(
@@ -60,7 +62,8 @@ class PagedModel:
 
     def __post_init__(self) -> None:
         self._pages: list[list[bytes | None]] = [[None] * self.block_size for _ in range(self.num_blocks)]
-        self._tokens: dict[bytes, int] = {}
+        self._made: dict[bytes, tuple[bytes, int]] = {}
+        """Of each digest, the one before it and the token."""
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         self.steps.append(list(rows))
@@ -71,7 +74,7 @@ class PagedModel:
         # All reads come before all writes: a block that this very pass fills must not be in another row's history.
         histories = [self._history(row, row.start) for row in rows]
         for row, history in zip(rows, histories, strict=True):
-            self._write(row, history[-1] if history else b"start")
+            self._write(row, history[-1] if history else START)
         return (
             torch.stack(wanted)
             if (wanted := [self._logits(row) for row in rows if row.sample])
@@ -98,8 +101,8 @@ class PagedModel:
             page, slot = self._slot(row, position)
             digest = page[slot]
             assert digest is not None, f"position {position} is read before it was written"
-            parent = history[-1] if history else b"start"
-            assert digest == _digest(parent, self._tokens[digest]), f"position {position} is someone else's"
+            before, _ = self._made[digest]
+            assert before == (history[-1] if history else START), f"position {position} is someone else's"
             history.append(digest)
         return history
 
@@ -107,20 +110,16 @@ class PagedModel:
         for position, token in enumerate(row.token_ids, row.start):
             if token == POISON:
                 raise PoisonError(f"position {position}")
-            parent = _digest(parent, token)
-            self._tokens[parent] = token
+            digest = hashlib.sha256(parent + token.to_bytes(4, "little")).digest()[:8]
+            self._made[digest] = parent, token
             page, slot = self._slot(row, position)
-            page[slot] = parent
+            page[slot] = parent = digest
 
     def _logits(self, row: StepRow) -> torch.Tensor:
         history = self._history(row, row.start + len(row.token_ids))
-        if any(self._tokens[digest] == NAN for digest in history):
+        if any(self._made[digest][1] == NAN for digest in history):
             return torch.full((self.vocab_size,), float("nan"))
         seed = int.from_bytes(hashlib.sha256(b"".join(history)).digest()[:8], "little", signed=True)
         logits = torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
         logits[[POISON, NAN]] = -torch.inf  # only prompts have those
         return logits
-
-
-def _digest(parent: bytes, token: int) -> bytes:
-    return hashlib.sha256(parent + token.to_bytes(4, "little")).digest()[:8]

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -16,6 +16,8 @@ from worker.sequence import StopParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+whatever_it_takes = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LINES = [
     "The quick brown fox jumps over the lazy dog, and doesn't look back.",
@@ -52,12 +54,14 @@ def whole(text: str, stop: Sequence[str], *, include_stop: bool = False) -> tupl
 # Bytes
 
 
+@whatever_it_takes
 @given(st.lists(st.binary(max_size=6), max_size=12))
 def test_any_bytes_decode_as_if_at_once(pieces: list[bytes]) -> None:
     got, _ = streamed([list(piece) for piece in pieces], every_byte())
     assert "".join(got) == b"".join(pieces).decode("utf-8", "replace")
 
 
+@whatever_it_takes
 @given(st.text(max_size=20))
 def test_no_character_is_broken_by_single_byte_tokens(text: str) -> None:
     got, _ = streamed([[byte] for byte in text.encode()], every_byte())
@@ -94,6 +98,7 @@ def texts_and_stops(draw: st.DrawFn) -> tuple[list[list[int]], str, list[str]]:
     return pieces, text, stops
 
 
+@whatever_it_takes
 @given(texts_and_stops(), st.booleans())
 def test_the_joined_stream_is_the_whole_text_cut_at_the_first_stop(
     example: tuple[list[list[int]], str, list[str]], include_stop: bool
@@ -103,6 +108,7 @@ def test_the_joined_stream_is_the_whole_text_cut_at_the_first_stop(
     assert ("".join(got), match) == whole(text, stops, include_stop=include_stop)
 
 
+@whatever_it_takes
 @given(texts_and_stops())
 def test_text_is_held_only_while_its_tail_begins_a_stop(example: tuple[list[list[int]], str, list[str]]) -> None:
     pieces, _, stops = example
@@ -119,6 +125,7 @@ def test_text_is_held_only_while_its_tail_begins_a_stop(example: tuple[list[list
         assert sent == text[: len(text) - held]
 
 
+@whatever_it_takes
 @given(st.binary(max_size=12), st.lists(st.text(alphabet="a\ufffdé", min_size=1, max_size=3), max_size=3))
 def test_stops_are_found_in_what_invalid_bytes_become(data: bytes, stops: list[str]) -> None:
     got, match = streamed([[byte] for byte in data], every_byte(), stops)
@@ -214,6 +221,7 @@ def test_a_stream_is_the_tokenizers_own_decoding(make: Any, line: str) -> None:
         assert text_of(tokenizer, ids) == line
 
 
+@whatever_it_takes
 @given(st.data())
 def test_any_byte_level_tokens_stream_as_the_tokenizer_decodes_them(data: st.DataObject) -> None:
     tokenizer = byte_level()
@@ -221,6 +229,7 @@ def test_any_byte_level_tokens_stream_as_the_tokenizer_decodes_them(data: st.Dat
     assert text_of(tokenizer, ids) == tokenizer.decode(ids)
 
 
+@whatever_it_takes
 @given(st.text(max_size=10), st.booleans())
 def test_any_text_survives_byte_fallback(text: str, strip: bool) -> None:
     tokenizer = sentencepiece_like(strip)

@@ -18,6 +18,7 @@ from worker.sequence import Finish, Request, SamplingParams, StopParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from worker.engine import Sampler
     from worker.step import StepRow
 
 BS = 4
@@ -37,7 +38,12 @@ def engine_of(
 
 
 def engine_over(
-    model: PagedModel, *, max_running: int = 8, token_budget: int = 64, context_length: int = 200
+    model: PagedModel,
+    *,
+    max_running: int = 8,
+    token_budget: int = 64,
+    context_length: int = 200,
+    sampler: Sampler = sample,
 ) -> Engine:
     scheduler = Scheduler(
         BlockPool(model.num_blocks, model.block_size),
@@ -46,7 +52,7 @@ def engine_over(
         context_length=context_length,
     )
     return Engine(
-        model, scheduler, sampler=sample, text_stream=TABLE.stream, eos_token_ids=[EOS], fingerprint="paged model"
+        model, scheduler, sampler=sampler, text_stream=TABLE.stream, eos_token_ids=[EOS], fingerprint="paged model"
     )
 
 
@@ -250,6 +256,12 @@ def test_held_back_text_comes_with_the_end() -> None:
     assert outputs[-1].finish is Finish.LENGTH
 
 
+def test_a_stop_string_in_the_very_last_character_is_a_stop() -> None:
+    engine = forced([7, 8])
+    (answer,) = run(engine, request("a", prompt_of(5), max_tokens=2, stop=("\ufffd",)))
+    assert (answer.text, answer.finish) == ("", Finish.STOP)
+
+
 def test_an_unfinished_character_comes_with_the_end() -> None:
     engine = forced([7, 8])
     (answer,) = run(engine, request("a", prompt_of(5), max_tokens=2))
@@ -328,6 +340,25 @@ def test_choices_of_one_request_differ_and_end_apart() -> None:
     answers = run(engine, *asked)
     assert len({tuple(answer.token_ids[:3]) for answer in answers}) == 3
     assert [len(answer.token_ids) for answer in answers] == [3, 4, 5]
+
+
+def test_randomness_is_named_by_choice_and_output_index() -> None:
+    """Not by step, row or length, which a preemption, the neighbours or another attempt would change."""
+    asked_for: list[tuple[Sequence[int], Sequence[int], list[int]]] = []
+
+    def recording(
+        logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], choices: Sequence[int]
+    ) -> list[int | None]:
+        asked_for.append((positions, choices, [one.seed for one in params]))
+        return sample(logits, params, positions, choices)
+
+    engine = engine_over(PagedModel(64, BS), sampler=recording)
+    engine.add(request("a", prompt_of(9), choice=3, sampling=SamplingParams(seed=11)))
+    step(engine)
+    step(engine)
+    engine.add(request("b", prompt_of(2), choice=0, sampling=SamplingParams(seed=12)))
+    step(engine)
+    assert asked_for == [([0], [3], [11]), ([1], [3], [11]), ([2, 0], [3, 0], [11, 12])]
 
 
 # Aborts

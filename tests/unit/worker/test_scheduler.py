@@ -288,6 +288,21 @@ def test_a_victim_that_has_its_part_already_loses_it() -> None:
     scheduler.check_integrity()
 
 
+def test_the_tokens_of_a_victim_go_to_others() -> None:
+    scheduler = make(num_blocks=7, token_budget=8)
+    old, middle = add(scheduler, "old", 4), add(scheduler, "middle", 3)
+    step(scheduler)
+    young = add(scheduler, "young", 6)
+    assert step(scheduler) == {"old": 1, "middle": 1, "young": 6}
+    old.tokens += range(500, 510)
+    middle.tokens += range(600, 610)
+    assert (scheduler.pool.free_count, young.num_uncomputed) == (2, 1)
+    scheduler.pool.allocate(2)  # somebody else's
+    schedule = scheduler.schedule()
+    assert plan(schedule) == {"old": 7, "middle": 1}
+    assert young.status is Status.WAITING
+
+
 def test_the_last_victim_is_the_sequence_itself() -> None:
     scheduler = make(num_blocks=4, token_budget=16)
     old, young = add(scheduler, "old", 7), add(scheduler, "young", 7)
@@ -321,7 +336,7 @@ def test_recomputes_are_bounded_by_what_ends() -> None:
     assert max(one.preemptions for one in everybody) <= 5
 
 
-def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
+def test_nobody_overtakes_a_preempted_sequence() -> None:
     scheduler = make(num_blocks=6, token_budget=64)
     old = add(scheduler, "old", 8)
     young = add(scheduler, "young", 9)
