@@ -22,7 +22,8 @@ help: ## list the targets
 	@echo
 	@echo "  make = make check. PYTHON=... picks the interpreter (3.11 or later), TORCH_BUILD=default the GPU build of torch."
 
-check: lint types unit ## lint, types and unit tests: under a minute, no model, no server
+check: $(STAMP) ## lint, types and unit tests: under a minute, no model, no server
+	@$(MAKE) --no-print-directory -j2 lint types unit
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -31,8 +32,9 @@ lint: $(STAMP) ## ruff: rules and format
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
+# One thread: the tensors are tiny, and several threads that wait for each other by spinning take far longer.
 unit: $(STAMP) ## unit tests
-	$(BIN)/pytest -q tests/unit
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -q tests/unit
 
 test: $(STAMP) ## every test: unit, integration with real servers, whole fleets on the real model
 	$(BIN)/pytest
