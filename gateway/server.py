@@ -71,7 +71,7 @@ class Gateway:
         self._loops = Tasks()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=OPTIONS)
-        self._metrics = Metrics()
+        self.metrics = Metrics()
 
     async def start(self) -> Ready:
         """Connects and serves. Raises BrokerError, or OSError or RuntimeError for a port that is taken."""
@@ -80,8 +80,8 @@ class Gateway:
             broker = await connect(BrokerConfig(config.redis, config.namespace))
             self._stack.push_async_callback(broker.close)
             await self._assemble(broker)
-            self._stack.push_async_callback(self._metrics.close)
-            metrics = self._metrics.serve(config.host, config.metrics_port)
+            self._stack.push_async_callback(self.metrics.close)
+            metrics = self.metrics.serve(config.host, config.metrics_port)
             port = self._server.add_insecure_port(f"{config.host}:{config.grpc_port}")
             self._stack.push_async_callback(self._server.stop, None)
             await self._server.start()
@@ -133,10 +133,10 @@ class Gateway:
             relay=relay,
             jobs=jobs,
             tasks=self._tasks,
-            metrics=self._metrics,
+            metrics=self.metrics,
             max_streams=config.max_streams,
         )
-        self._metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
+        self.metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), FleetService(registry, jobs).handler()))
         reflection.enable_server_reflection(
@@ -152,8 +152,8 @@ class Gateway:
         self._stack.push_async_callback(self._loops.cancel)
         for interval_s, action, what in (
             (HEARTBEAT_S, lease.renew, "renewing the gateway's lease"),
-            (REAP_S, Reaper(jobs).reap, "ending the jobs of dead workers"),
-            (1.0, lambda: self._metrics.queues.refresh(jobs), "reading the queues"),
+            (REAP_S, Reaper(jobs, lease).reap, "ending the jobs of dead workers"),
+            (1.0, lambda: self.metrics.queues.refresh(jobs), "reading the queues"),
             (1.0, models.refresh, "loading tokenizers"),
         ):
             self._loops.spawn(every(interval_s, action, what=what), name=what)

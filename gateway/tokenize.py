@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -41,9 +42,10 @@ class ModelTokenizer:
         self._plain = Tokenizer.from_str(text)
         self._plain.encode_special_tokens = True
         specials = {name: content for name in _SPECIAL_NAMES if (content := _content(config.get(name)))}
-        self._control = tuple(
-            token.content for token in self._fast.get_added_tokens_decoder().values() if token.special and token.content
-        )
+        added = self._fast.get_added_tokens_decoder().values()
+        # The longest first, and in one pass: some names of control tokens contain others.
+        control = sorted({token.content for token in added if token.special}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
         make: Any = PreTrainedTokenizerFast  # its constructor carries no types
         template = _template(config.get("chat_template"))
         self._template = make(tokenizer_object=self._fast, chat_template=template, **specials)
@@ -72,12 +74,8 @@ class ModelTokenizer:
         """The messages with each control token's text between two marks, and the mark: unguessable, so no message has
         it. The rendered prompt of ordinary messages stays in one piece and encodes as ever."""
         mark = f"\ue000{secrets.token_hex(8)}\ue000"
-        masked = []
-        for role, content in messages:
-            for control in self._control:
-                content = content.replace(control, f"{mark}{control}{mark}")
-            masked.append({"role": role, "content": content})
-        return masked, mark
+        masked = [(role, self._control.sub(rf"{mark}\g<0>{mark}", content)) for role, content in messages]
+        return [{"role": role, "content": content} for role, content in masked], mark
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         if not self._template.chat_template:

@@ -1,0 +1,51 @@
+"""One gateway and one scripted worker, with a client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.embedded import find_server
+from tests.integration.gateway.harness import Client, ScriptedWorker, running_gateway
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from gateway.server import Gateway
+    from kvstore.client import Broker
+
+
+@pytest.fixture(scope="session")
+def broker_binary() -> Path:
+    """One kind of server is enough here: what differs between them is tested with kvstore."""
+    return find_server()
+
+
+@pytest.fixture
+async def worker(broker: Broker) -> AsyncIterator[ScriptedWorker]:
+    """Registered and breathing."""
+    worker = ScriptedWorker(broker)
+    await worker.start()
+    yield worker
+    await worker.stop()
+
+
+@pytest.fixture
+async def stage(broker: Broker, worker: ScriptedWorker) -> AsyncIterator[tuple[Gateway, Client]]:
+    """A gateway that knows the worker, and its client."""
+    async with running_gateway(broker) as (gateway, _, client):
+        yield gateway, client
+
+
+@pytest.fixture
+def gateway(stage: tuple[Gateway, Client]) -> Gateway:
+    """The gateway of the stage."""
+    return stage[0]
+
+
+@pytest.fixture
+def client(stage: tuple[Gateway, Client]) -> Client:
+    """The client of the stage."""
+    return stage[1]

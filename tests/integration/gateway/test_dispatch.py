@@ -1,0 +1,77 @@
+"""Routing around workers that change between the look at them and the submission."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.dispatch import Dispatch, Order
+from gateway.errors import NoWorker
+from gateway.models import Models
+from gateway.tasks import Tasks
+from gateway.tokenize import TokenizerPool
+from kvstore.jobs import Jobs, Submitted
+from kvstore.registry import Load, Registry
+from octavo.v1 import inference_pb2, job_pb2
+from tests.integration.gateway.harness import ScriptedWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.client import Broker
+    from kvstore.registry import WorkerInfo
+
+
+class RegistryWithAnAccident(Registry):
+    """Right after the loads are read, the workers named in `doomed` leave."""
+
+    doomed: tuple[ScriptedWorker, ...] = ()
+
+    async def loads(self, workers: Sequence[WorkerInfo]) -> dict[str, Load]:
+        loads = await super().loads(workers)
+        doomed, self.doomed = self.doomed, ()
+        for worker in doomed:
+            await worker.stop()
+        return loads
+
+
+def order(request_id: str) -> Order:
+    job = job_pb2.Job(request_id=request_id, prompt_token_ids=[1], stopping=inference_pb2.Stopping(max_tokens=9), n=1)
+    return Order(job, b"digest", lambda: None)
+
+
+@pytest.mark.parametrize("survivors", [1, 0])
+async def test_a_worker_that_has_just_gone_is_routed_around(broker: Broker, survivors: int) -> None:
+    workers = [ScriptedWorker(broker, f"w{index}") for index in range(3)]
+    for worker in workers:
+        await worker.start()
+    registry, pool, tasks = RegistryWithAnAccident(broker), TokenizerPool(1), Tasks()
+    models = Models(registry, pool, tasks)
+    dispatch = Dispatch(Jobs(broker), registry, models, gateway="g", max_queue=1, rng=random.Random(0))
+    served = await models.find("tiny")
+    registry.doomed = tuple(workers[survivors:])
+    if survivors:
+        sent = await dispatch.submit(order("r1"), served)
+        assert (sent.submitted, sent.worker) == (Submitted.ACCEPTED, "w0")
+        assert [queue.undelivered for queue in await workers[0].jobs.queues() if queue.worker == "w0"] == [1]
+        await workers[0].stop()
+    else:
+        with pytest.raises(NoWorker, match="no live worker of model 'tiny' takes jobs"):
+            await dispatch.submit(order("r1"), served)
+    await pool.close()
+
+
+async def test_a_full_worker_is_routed_around(broker: Broker) -> None:
+    workers = [ScriptedWorker(broker, f"w{index}") for index in range(2)]
+    for worker in workers:
+        await worker.start()
+    registry, pool, tasks = Registry(broker), TokenizerPool(1), Tasks()
+    models = Models(registry, pool, tasks)
+    dispatch = Dispatch(Jobs(broker), registry, models, gateway="g", max_queue=1, rng=random.Random(0))
+    served = await models.find("")
+    assert {(await dispatch.submit(order(request_id), served)).worker for request_id in ("r1", "r2")} == {"w0", "w1"}
+    for worker in workers:
+        await worker.stop()
+    await pool.close()

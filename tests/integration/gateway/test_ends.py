@@ -1,0 +1,343 @@
+"""All the other ways in which a call ends: cancelled, late, refused, or with a worker that died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+
+from kvstore.client import BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
+from kvstore.jobs import JobState
+from octavo.v1 import inference_pb2, job_pb2
+from octavo.v1.inference_pb2 import CANCELLED, ERROR, CancelRequest
+from tests.integration.gateway.harness import (
+    Client,
+    ScriptedWorker,
+    card,
+    chunk,
+    collect,
+    failure,
+    request,
+    running_gateway,
+    tokens,
+)
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from gateway.server import Gateway
+    from kvstore.client import Broker
+
+Code = grpc.StatusCode
+
+
+async def ended(worker: ScriptedWorker, request_id: str) -> int | None:
+    """Waits for a job's end; its finish."""
+
+    async def has_ended() -> bool:
+        record = await worker.jobs.get(request_id)
+        return record is not None and record.state is JobState.ENDED
+
+    await until(has_ended, within_s=3)
+    record = await worker.jobs.get(request_id)
+    assert record is not None
+    return record.finish
+
+
+async def test_a_caller_who_leaves_before_the_claim(worker: ScriptedWorker, client: Client) -> None:
+    call = client.generate(request("r1"))
+    await call.initial_metadata()
+    call.cancel()
+    assert await ended(worker, "r1") == CANCELLED
+    assert [(queue.undelivered, queue.pending) for queue in await worker.jobs.queues()] == [(0, 0)]
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+async def test_a_caller_who_leaves_stops_the_work(worker: ScriptedWorker, client: Client, committed: int) -> None:
+    """In prefill, and in decode."""
+    call = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    for index in range(committed):
+        await worker.commit(chunk(claim, index, [10]))
+        await call.read()
+    began = time.monotonic()
+    call.cancel()
+    assert await worker.told_to_drop() == "r1"
+    assert time.monotonic() - began < 0.5
+    assert await ended(worker, "r1") == CANCELLED
+
+
+async def test_a_caller_who_leaves_after_the_end(worker: ScriptedWorker, client: Client) -> None:
+    call = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    await worker.answer(claim)
+    await call.read()
+    call.cancel()
+    assert await ended(worker, "r1") == inference_pb2.STOP
+    assert worker.ended_outside.empty()
+
+
+async def test_a_closed_connection_stops_all_its_work(worker: ScriptedWorker, client: Client) -> None:
+    calls = [client.generate(request(f"r{index}")) for index in range(8)]
+    await worker.claim(8)
+    await client.channel.close()
+    assert {await worker.told_to_drop() for _ in calls} == {f"r{index}" for index in range(8)}
+
+
+async def test_a_job_is_kept_for_the_caller_who_stays(worker: ScriptedWorker, client: Client) -> None:
+    first, second = client.generate(request("r1")), client.generate(request("r1"))
+    await asyncio.gather(first.initial_metadata(), second.initial_metadata())
+    (claim,) = await worker.claim()
+    first.cancel()
+    await worker.commit(chunk(claim, 0, [10]))
+    assert list((await second.read()).chunks[0].token_ids) == [10]
+    await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
+    assert (
+        len(tokens([inference_pb2.GenerateResponse(chunks=[chunk(claim, 0, [10]).chunk]), *await collect(second)])) == 2
+    )
+
+
+async def test_cancel_ends_the_stream_with_its_reason_and_usage(worker: ScriptedWorker, client: Client) -> None:
+    call = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10, 11]))
+    await call.read()
+    assert (await client.cancel(CancelRequest(request_id="r1"))).cancelled
+    (last,) = await collect(call)
+    assert (last.chunks[0].finish, last.chunks[0].start) == (CANCELLED, 2)
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.attempts) == (3, 2, 1)
+    assert await call.code() is Code.OK
+    assert await worker.told_to_drop() == "r1"
+
+
+async def test_cancel_is_idempotent(worker: ScriptedWorker, client: Client) -> None:
+    call = client.generate(request("r1"))
+    await call.initial_metadata()
+    answers = [(await client.cancel(CancelRequest(request_id="r1"))).cancelled for _ in range(3)]
+    assert answers == [True, False, False]
+    assert not (await client.cancel(CancelRequest(request_id="never-seen"))).cancelled
+    assert (await failure(client.cancel(CancelRequest(request_id=""))))[0] is Code.INVALID_ARGUMENT
+    (last,) = await collect(call)
+    assert last.chunks[0].finish == CANCELLED
+
+
+async def test_200_cancelled_calls_leave_nothing_behind(
+    worker: ScriptedWorker, gateway: Gateway, client: Client, broker: Broker
+) -> None:
+    """Cancelled at all points of their way: before the submission, queued, running and while output arrives."""
+    settled = len(asyncio.all_tasks()) + 1  # the worker's own, for serving
+    worker.serve(tokens=40)
+    for wave in range(10):
+        calls = [client.generate(request(f"r{wave}-{index}", max_tokens=64)) for index in range(20)]
+        for index, call in enumerate(calls):
+            await asyncio.sleep(0.0005 * (index % 5))
+            call.cancel()
+
+    async def all_quiet() -> bool:
+        queues = await worker.jobs.queues()
+        return not any(queue.undelivered + queue.pending for queue in queues) and len(asyncio.all_tasks()) <= settled
+
+    await until(all_quiet, within_s=10)
+    assert gateway.metrics.registry.get_sample_value("octavo_streams") == 0
+    loads = await worker.registry.loads([worker.info])
+    assert (loads["w0"].jobs, loads["w0"].tokens) == (0, 0)
+    assert len(tokens(await collect(client.generate(request("after", max_tokens=64))))) == 40
+
+
+async def test_a_deadline_that_passes_in_the_queue(worker: ScriptedWorker, client: Client) -> None:
+    began = time.monotonic()
+    code, _ = await failure(client.generate(request("r1"), timeout=0.3))
+    assert code is Code.DEADLINE_EXCEEDED
+    assert time.monotonic() - began < 1
+    assert await ended(worker, "r1") in (ERROR, CANCELLED)
+    assert [(queue.undelivered, queue.pending) for queue in await worker.jobs.queues()] == [(0, 0)]
+
+
+async def test_a_deadline_that_passes_while_running(worker: ScriptedWorker, client: Client) -> None:
+    call = client.generate(request("r1"), timeout=0.5)
+    (claim,) = await worker.claim()
+    assert claim.remaining_ms is not None
+    assert 0 < claim.remaining_ms <= 500
+    await worker.commit(chunk(claim, 0, [10]))
+    await call.read()
+    assert (await failure(call))[0] is Code.DEADLINE_EXCEEDED
+    assert await worker.told_to_drop() == "r1"
+
+
+async def test_a_deadline_that_has_passed_queues_nothing(worker: ScriptedWorker, client: Client) -> None:
+    code, _ = await failure(client.generate(request("r1"), timeout=0.0005))
+    assert code is Code.DEADLINE_EXCEEDED
+
+    async def nothing_queued() -> bool:
+        return all(queue.undelivered + queue.pending == 0 for queue in await worker.jobs.queues())
+
+    await until(nothing_queued, within_s=2)
+
+
+async def test_the_streams_of_a_dead_worker_end_and_its_neighbours_go_on(
+    worker: ScriptedWorker, client: Client, broker: Broker
+) -> None:
+    """8 streams: half have output, all end within 5 s of the last heartbeat; the other worker's are untouched."""
+    doomed = ScriptedWorker(broker, "w1", model=card("other", "e" * 16))
+    await doomed.start()
+    lost = [client.generate(request(f"lost{index}", model="other")) for index in range(8)]
+    kept = [client.generate(request(f"kept{index}", model="tiny")) for index in range(4)]
+    claims, kept_claims = await doomed.claim(4), await worker.claim(4)
+    await doomed.commit(*(chunk(claim, 0, [10]) for claim in claims))
+    died = time.monotonic()
+    await doomed.die()
+    endings = await asyncio.wait_for(asyncio.gather(*map(failed_stream, lost)), 6)
+    assert time.monotonic() - died < 5
+    with_output = {claim.job.request_id for claim in claims}
+    for call, (responses, code, message) in zip(lost, endings, strict=True):
+        assert (code, message) == (Code.UNAVAILABLE, "worker w1 died")
+        request_id = dict(await call.initial_metadata())["octavo-request-id"]
+        last = responses[-1]
+        produced = 1 if request_id in with_output else 0
+        assert (last.chunks[-1].finish, last.chunks[-1].error) == (ERROR, "worker w1 died")
+        assert (last.chunks[-1].start, last.usage.completion_tokens) == (produced, produced)
+    for claim in kept_claims:
+        await worker.answer(claim)
+    for call in kept:
+        assert tokens(await collect(call)) == [2, 3, 4]
+    known = (Code.UNAVAILABLE, "no live worker serves model 'other'")
+    assert await failure(client.generate(request(model="other"))) == known
+    await doomed.stop()
+
+
+async def failed_stream(call: Any) -> tuple[list[inference_pb2.GenerateResponse], Code, str]:
+    """All responses of a call that fails, and how."""
+    responses = []
+    try:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            responses.append(response)
+    except grpc.aio.AioRpcError as error:
+        return responses, error.code(), error.details() or ""
+    raise AssertionError(f"the call succeeded: {responses}")
+
+
+@pytest.mark.parametrize(
+    ("why", "code"),
+    [
+        (job_pb2.FAILURE_INTERNAL, Code.INTERNAL),
+        (job_pb2.FAILURE_INVALID, Code.INVALID_ARGUMENT),
+        (job_pb2.FAILURE_EXHAUSTED, Code.RESOURCE_EXHAUSTED),
+        (job_pb2.FAILURE_DEADLINE, Code.DEADLINE_EXCEEDED),
+    ],
+)
+async def test_a_failed_job_ends_its_call_with_the_matching_status(
+    worker: ScriptedWorker, client: Client, why: int, code: Code
+) -> None:
+    call = client.generate(request())
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10]))
+    await worker.commit(chunk(claim, 1, [], finish=ERROR, failure=why, error="non-finite logits"))
+    responses, got, message = await failed_stream(call)
+    assert (got, message) == (code, "non-finite logits")
+    assert tokens(responses) == [10]
+    assert responses[-1].usage.completion_tokens == 1
+
+
+async def test_no_worker_at_all(broker: Broker) -> None:
+    async with running_gateway(broker) as (_, _, client):
+        assert await failure(client.generate(request())) == (Code.UNAVAILABLE, "no live worker")
+        expected = (Code.UNAVAILABLE, "no live worker serves model 'tiny'")
+        assert await failure(client.generate(request(model="tiny"))) == expected
+
+
+async def test_a_draining_worker_gets_no_jobs(broker: Broker) -> None:
+    worker = ScriptedWorker(broker, state="draining")
+    await worker.start()
+    async with running_gateway(broker) as (_, _, client):
+        expected = (Code.UNAVAILABLE, "all live workers of model 'tiny' are draining")
+        assert await failure(client.generate(request())) == expected
+    await worker.stop()
+
+
+async def test_full_queues_are_refused_with_a_hint_when_to_come_back(worker: ScriptedWorker, broker: Broker) -> None:
+    async with running_gateway(broker, max_queue=2) as (_, _, client):
+        calls = [client.generate(request(f"r{index}")) for index in range(2)]
+        for call in calls:
+            await call.initial_metadata()
+        refused = client.generate(request("r2"))
+        expected = (Code.RESOURCE_EXHAUSTED, "all queues of model 'tiny' are full (2 jobs each); try again later")
+        assert await failure(refused) == expected
+        details = dict(await refused.trailing_metadata())["grpc-status-details-bin"]
+        assert (
+            AnyMessage(
+                type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\x0a\x02\x08\x01"
+            ).SerializeToString()
+            in details
+        )
+        # The same id and payload still attaches: that takes no room.
+        again = client.generate(request("r1"))
+        await again.initial_metadata()
+        for claim in await worker.claim(2):
+            await worker.answer(claim)
+        for call in (*calls, again):
+            assert tokens(await collect(call)) == [2, 3, 4]
+
+
+async def test_more_streams_than_the_gateway_takes(worker: ScriptedWorker, broker: Broker) -> None:
+    async with running_gateway(broker, max_streams=1) as (_, _, client):
+        first = client.generate(request("r1"))
+        await first.initial_metadata()
+        code, message = await failure(client.generate(request("r2")))
+        assert (code, message) == (
+            Code.RESOURCE_EXHAUSTED,
+            "this gateway has 1 open streams, its limit; try again later",
+        )
+        (claim,) = await worker.claim()
+        await worker.answer(claim)
+        await collect(first)
+        second = client.generate(request("r2"))
+        (claim,) = await worker.claim()
+        await worker.answer(claim)
+        assert tokens(await collect(second)) == [2, 3, 4]
+
+
+async def test_a_broker_that_is_flushed_ends_streams_instead_of_hanging_them(broker_binary: Path) -> None:
+    async with EmbeddedBroker(binary=broker_binary) as server:
+        broker = await connect(BrokerConfig(server.url))
+        worker = ScriptedWorker(broker)
+        await worker.start()
+        async with running_gateway(broker) as (_, _, client):
+            call = client.generate(request("r1"))
+            (claim,) = await worker.claim()
+            await worker.commit(chunk(claim, 0, [10]))
+            await call.read()
+            await broker.call("FLUSHALL")
+            expected = (Code.UNAVAILABLE, "the job is no longer in the broker")
+            assert await asyncio.wait_for(failure(call), 4) == expected
+        await worker.stop()
+        await broker.close()
+
+
+async def test_a_full_broker_refuses_new_work_and_running_work_ends_well(broker_binary: Path) -> None:
+    async with EmbeddedBroker(binary=broker_binary) as server:
+        broker = await connect(BrokerConfig(server.url))
+        worker = ScriptedWorker(broker)
+        await worker.start()
+        async with running_gateway(broker) as (_, _, client):
+            call = client.generate(request("r1"))
+            (claim,) = await worker.claim()
+            await broker.call("CONFIG", "SET", "maxmemory", "1mb")
+            code, message = await failure(client.generate(request("r2")))
+            assert code is Code.RESOURCE_EXHAUSTED
+            assert "full" in message
+            await worker.answer(claim)
+            assert tokens(await collect(call)) == [2, 3, 4]
+            await broker.call("CONFIG", "SET", "maxmemory", "0")
+            call = client.generate(request("r2"))
+            (claim,) = await worker.claim()
+            await worker.answer(claim)
+            assert tokens(await collect(call)) == [2, 3, 4]
+        await worker.stop()
+        await broker.close()

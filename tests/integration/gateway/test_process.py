@@ -1,0 +1,180 @@
+"""The gateway as a process: its ready line, its exit, and what a signal does to open streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.v1 import inference_pb2
+from tests.integration.gateway.harness import Client, ScriptedWorker, chunk, collect, failure, request, tokens
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Any
+
+    from kvstore.client import Broker
+
+Code = grpc.StatusCode
+ROOT = Path(__file__).parents[3]
+STOPPING = "the gateway is stopping; call another one"
+CUT = "the gateway is stopping; the job may go on: call again with the same request_id and payload"
+
+
+class GatewayProcess:
+    """A running `python -m gateway`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ready: dict[str, str]) -> None:
+        self.process = process
+        self.ready = ready
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), 10)
+
+
+async def spawn(*arguments: str) -> asyncio.subprocess.Process:
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}", "OCTAVO_GRPC_PORT": "0"}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **paths},
+    )
+
+
+@asynccontextmanager
+async def running(broker: Broker, *arguments: str) -> AsyncIterator[tuple[GatewayProcess, Client]]:
+    process = await spawn("--redis", broker.config.url, "--namespace", broker.config.namespace, *arguments)
+    try:
+        assert process.stdout is not None
+        line = (await asyncio.wait_for(process.stdout.readline(), 20)).decode()
+        assert line.startswith("ready ")
+        gateway = GatewayProcess(process, json.loads(line.removeprefix("ready ")))
+        client = Client(gateway.ready["grpc"])
+        yield gateway, client
+        await client.channel.close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def serving(client: Client) -> int:
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
+    status: int = (await health.Check(health_pb2.HealthCheckRequest())).status
+    return status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_streams_finish(broker: Broker, worker: ScriptedWorker, number: signal.Signals) -> None:
+    async with running(broker, "--grace", "10") as (gateway, client):
+        assert set(gateway.ready) == {"grpc", "metrics", "incarnation"}
+        assert await serving(client) == health_pb2.HealthCheckResponse.SERVING
+        call = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        assert claim.gateway == gateway.ready["incarnation"]
+        await worker.commit(chunk(claim, 0, [10]))
+        first = await call.read()
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        gateway.signal(number)
+        assert (await asyncio.wait_for(watch.read(), 2)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await failure(client.generate(request("r2"))) == (Code.UNAVAILABLE, STOPPING)
+        await worker.commit(chunk(claim, 1, [11]))
+        await worker.commit(chunk(claim, 2, [12], finish=inference_pb2.STOP))
+        assert tokens([first, *await collect(call)]) == [10, 11, 12]
+        assert await gateway.exit_code() == 0
+        # Nothing was cut off, so the lease was given back.
+        assert not await worker.registry.live_gateways([gateway.ready["incarnation"]])
+
+
+async def test_streams_that_outlast_the_grace_end_with_a_clear_error(broker: Broker, worker: ScriptedWorker) -> None:
+    async with running(broker, "--grace", "0.3") as (gateway, client):
+        calls = [client.generate(request(f"r{index}")) for index in range(4)]
+        claims = await worker.claim(4)
+        gateway.signal(signal.SIGTERM)
+        endings = await asyncio.wait_for(asyncio.gather(*map(failure, calls)), 5)
+        assert endings == [(Code.UNAVAILABLE, CUT)] * 4
+        assert await gateway.exit_code() == 0
+        # The jobs go on, for whoever attaches.
+        assert worker.ended_outside.empty()
+        for claim in claims:
+            await worker.answer(claim)
+
+
+async def test_a_second_signal_does_not_wait_for_the_grace(broker: Broker, worker: ScriptedWorker) -> None:
+    async with running(broker, "--grace", "60") as (gateway, client):
+        call = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        gateway.signal(signal.SIGTERM)
+        assert await failure(client.generate(request("r2"))) == (Code.UNAVAILABLE, STOPPING)
+        gateway.signal(signal.SIGTERM)
+        assert await asyncio.wait_for(failure(call), 5) == (Code.UNAVAILABLE, CUT)
+        assert await gateway.exit_code() == 0
+        await worker.answer(claim)
+
+
+async def test_a_gateway_without_streams_stops_at_once(broker: Broker, worker: ScriptedWorker) -> None:
+    async with running(broker, "--grace", "60") as (gateway, client):
+        call = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        await worker.answer(claim)
+        await collect(call)
+        gateway.signal(signal.SIGTERM)
+        assert await gateway.exit_code() == 0
+
+
+async def test_the_jobs_of_a_killed_gateway_are_for_the_next_one(broker: Broker, worker: ScriptedWorker) -> None:
+    async with running(broker) as (gateway, client):
+        call = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        await worker.commit(chunk(claim, 0, [10]))
+        await call.read()
+        gateway.signal(signal.SIGKILL)
+        assert (await failure(call))[0] is Code.UNAVAILABLE
+    async with running(broker) as (gateway, client):
+        call = client.generate(request("r1"))
+        await call.initial_metadata()
+        await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
+        assert tokens(await collect(call)) == [10, 11]
+
+
+async def end(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    """Exit code and stderr of a process that ends by itself."""
+    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode is not None
+    return process.returncode, errors.decode()
+
+
+async def test_a_start_that_fails_says_why(broker: Broker) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, errors = await end(await spawn("--redis", broker.config.url, "--grpc-port", port))
+        assert code == 1
+        assert f"127.0.0.1:{port}" in errors
+        assert "Traceback" not in errors
+        code, errors = await end(await spawn("--redis", broker.config.url, "--metrics-port", port))
+        assert code == 1
+        assert "Address already in use" in errors
+        assert "Traceback" not in errors
+    code, errors = await end(await spawn("--redis", "redis://:secret@127.0.0.1:1"))
+    assert code == 1
+    assert "redis://127.0.0.1:1" in errors
+    assert "secret" not in errors
+    assert "Traceback" not in errors

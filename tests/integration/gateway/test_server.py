@@ -1,0 +1,125 @@
+"""What a gateway is beside its calls: health, reflection, metrics, and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kvstore.client import BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
+from octavo.v1 import inference_pb2
+from tests.integration.gateway.harness import (
+    Client,
+    ScriptedWorker,
+    chunk,
+    collect,
+    failure,
+    request,
+    running_gateway,
+    tokens,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from kvstore.client import Broker
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_health_by_service(client: Client) -> None:
+    health: Any = health_pb2_grpc.HealthStub(client.channel)
+    for name in ("", "octavo.v1.Inference", "octavo.v1.Fleet"):
+        assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == SERVING
+    assert (await failure(health.Check(health_pb2.HealthCheckRequest(service="x"))))[0] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_and_describes_the_services(client: Client) -> None:
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+    asked = (
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="octavo.v1.Inference"),
+    )
+    call = reflection.ServerReflectionInfo(iter(asked))
+    listed, described = [answer async for answer in call]
+    assert {each.name for each in listed.list_services_response.service} == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "octavo.v1.Fleet",
+        "octavo.v1.Inference",
+    }
+    assert len(described.file_descriptor_response.file_descriptor_proto) == 1
+
+
+async def test_metrics_over_http(broker: Broker, worker: ScriptedWorker) -> None:
+    async with running_gateway(broker) as (_, ready, client):
+        calls = [client.generate(request(f"r{index}")) for index in range(3)]
+        claims = {claim.job.request_id: claim for claim in await worker.claim(3)}
+        await worker.answer(claims["r0"], tokens=4)
+        await worker.commit(chunk(claims["r1"], 0, [], finish=inference_pb2.ERROR, error="non-finite logits"))
+        assert len(tokens(await collect(calls[0]))) == 4
+        await failure(calls[1])
+        await failure(client.generate(request("bad id")))
+        await failure(client.generate(request(model="nobody/has-this")))
+
+        def scrape() -> dict[str, float]:
+            text = urlopen(f"http://{ready.metrics}/metrics", timeout=5).read().decode()
+            lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+            return {name: float(value) for name, value in lines}
+
+        seen: dict[str, float] = {}
+        async with asyncio.timeout(5):
+            while seen.get('octavo_queue_depth{state="pending",worker="w0"}') != 1:
+                seen = await asyncio.to_thread(scrape)
+        assert seen['octavo_requests_total{model="tiny",outcome="stop"}'] == 1
+        assert seen['octavo_requests_total{model="tiny",outcome="internal"}'] == 1
+        assert seen['octavo_requests_total{model="",outcome="invalid_argument"}'] == 1
+        assert seen['octavo_requests_total{model="",outcome="not_found"}'] == 1
+        assert seen["octavo_streams"] == 1
+        assert seen["octavo_time_to_first_token_seconds_count"] == 1
+        assert 1 <= seen["octavo_time_per_output_token_seconds_count"] <= 3
+        assert seen["octavo_queue_seconds_count"] == 2
+        assert seen['octavo_queue_depth{state="undelivered",worker="w0"}'] == 0
+        assert seen['octavo_queue_oldest_seconds{worker="w0"}'] > 0
+        assert not any("nobody" in name for name in seen)
+        calls[2].cancel()
+        async with asyncio.timeout(5):
+            while seen["octavo_streams"] or seen['octavo_queue_depth{state="pending",worker="w0"}']:
+                seen = await asyncio.to_thread(scrape)
+        assert seen['octavo_requests_total{model="tiny",outcome="cancelled"}'] == 1
+
+
+async def test_a_frozen_broker_degrades_health_and_streams_outlive_it(broker_binary: Path) -> None:
+    async with EmbeddedBroker(binary=broker_binary) as server:
+        broker = await connect(BrokerConfig(server.url))
+        worker = ScriptedWorker(broker)
+        await worker.start()
+        async with running_gateway(broker) as (_, _, client):
+            call = client.generate(request("r1"))
+            (claim,) = await worker.claim()
+            await worker.commit(chunk(claim, 0, [10]))
+            first = await call.read()
+            health: Any = health_pb2_grpc.HealthStub(client.channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert (await asyncio.wait_for(watch.read(), 10)).status == SERVING
+            await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
+            assert tokens([first, *await asyncio.wait_for(collect(call), 10)]) == [10, 11]
+            watch.cancel()
+        await worker.stop()
+        await broker.close()

@@ -1,0 +1,57 @@
+"""Which workers serve a name."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import AdmissionError, GatewayError, ModelNotFound, NoWorker
+from gateway.models import choose
+from kvstore.registry import WorkerInfo
+
+
+def worker(name: str, model: str = "m", fingerprint: str = "f", state: str = "ready") -> WorkerInfo:
+    return WorkerInfo(id=name, incarnation=f"{name}-1", model=model, fingerprint=fingerprint, state=state)
+
+
+def chosen(live: list[WorkerInfo], name: str = "", known: tuple[str, ...] = ()) -> list[str]:
+    return [each.id for each in choose(live, name, dict.fromkeys(known))]
+
+
+def test_the_only_model_needs_no_name() -> None:
+    live = [worker("a"), worker("b"), worker("c", state="draining")]
+    assert chosen(live) == ["a", "b"]
+    assert chosen(live, "m") == ["a", "b"]
+
+
+def test_several_models_need_one() -> None:
+    live = [worker("a", "m"), worker("b", "n", "g")]
+    assert chosen(live, "n") == ["b"]
+
+
+def test_one_fingerprint_per_request_the_one_that_most_workers_have() -> None:
+    live = [worker("a", fingerprint="old"), worker("b", fingerprint="new"), worker("c", fingerprint="new")]
+    assert chosen(live) == ["b", "c"]
+    assert chosen(live[:2]) == ["b"]  # even: the smaller name, so that all gateways agree
+
+
+@pytest.mark.parametrize(
+    ("live", "name", "kind", "message"),
+    [
+        ([], "", NoWorker, "no live worker"),
+        ([], "m", NoWorker, "no live worker serves model 'm'"),
+        ([worker("a")], "gone", NoWorker, "no live worker serves model 'gone'"),
+        ([worker("a")], "x", ModelNotFound, "model 'x' is not served; served: 'm'"),
+        (
+            [worker("a"), worker("b", "n")],
+            "x" * 100,
+            ModelNotFound,
+            f"model '{'x' * 64}'... (100 characters) is not served; served: 'm', 'n'",
+        ),
+        ([worker("a"), worker("b", "n")], "", AdmissionError, "model is empty: must be one of 'm', 'n'"),
+        ([worker("a", state="draining")], "m", NoWorker, "all live workers of model 'm' are draining"),
+    ],
+)
+def test_refusals(live: list[WorkerInfo], name: str, kind: type[GatewayError], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        chosen(live, name, known=("gone",))
+    assert str(caught.value) == message

@@ -1,0 +1,94 @@
+"""When a gateway takes its lease for lapsed, and when it trusts the leases of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from gateway.reaper import Lease, Reaper
+from kvstore.errors import BrokerUnreachable
+
+if TYPE_CHECKING:
+    from kvstore.jobs import Jobs
+    from kvstore.registry import Registry
+
+
+class Broker:
+    """Answers, or does not, at the times that the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.up = True
+        self.rounds = 0
+        self.health: list[bool] = []
+
+    async def renew_gateway(self, _incarnation: str) -> None:
+        if not self.up:
+            raise BrokerUnreachable("down")
+
+    async def end_orphans(self) -> list[str]:
+        self.rounds += 1
+        return []
+
+    async def on_change(self, held: bool) -> None:
+        self.health.append(held)
+
+    def lease(self) -> Lease:
+        return Lease(cast("Registry", self), "g", self.on_change, clock=lambda: self.now)
+
+
+async def live(broker: Broker, lease: Lease, seconds: int) -> None:
+    """A heartbeat every second."""
+    for _ in range(seconds):
+        broker.now += 1
+        if broker.up:
+            await lease.renew()
+        else:
+            with pytest.raises(BrokerUnreachable):
+                await lease.renew()
+
+
+async def test_health_follows_the_lease() -> None:
+    broker = Broker()
+    lease = broker.lease()
+    await live(broker, lease, 3)
+    broker.up = False
+    await live(broker, lease, 2)
+    assert broker.health == []
+    await live(broker, lease, 3)
+    assert broker.health == [False]
+    broker.up = True
+    await live(broker, lease, 3)
+    assert broker.health == [False, True]
+
+
+async def test_nobody_is_declared_dead_because_of_an_outage() -> None:
+    broker = Broker()
+    lease = broker.lease()
+    reaper = Reaper(cast("Jobs", broker), lease)
+    await live(broker, lease, 1)
+    await reaper.reap()
+    assert broker.rounds == 1
+    broker.up = False
+    await live(broker, lease, 2)
+    await reaper.reap()
+    broker.up = True
+    await live(broker, lease, 1)
+    await reaper.reap()
+    await live(broker, lease, 3)
+    await reaper.reap()
+    assert broker.rounds == 1
+    await live(broker, lease, 1)
+    await reaper.reap()
+    assert broker.rounds == 2
+
+
+async def test_one_missed_heartbeat_is_no_outage() -> None:
+    broker = Broker()
+    lease = broker.lease()
+    broker.up = False
+    await live(broker, lease, 1)
+    broker.up = True
+    await live(broker, lease, 1)
+    assert lease.steady
