@@ -26,7 +26,7 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.errors import BrokerError, BrokerUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 START_PATIENCE_S = 10.0
 STOP_PATIENCE_S = 5.0
@@ -106,8 +106,7 @@ class EmbeddedBroker:
     async def _start_on(self, binary: Path, port: int) -> str:
         assert self._folder is not None
         command = [str(binary), *_arguments(port, self._folder, self._options)]
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+        command = follow_parent(command)
         with (self._folder / "log").open("wb") as log:
             # A session of its own, so that Ctrl-C at a terminal reaches the parent alone, which then stops things in
             # order.
@@ -150,6 +149,14 @@ class EmbeddedBroker:
         assert self._folder is not None
         log = self._folder / "log"
         return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
+
+
+def follow_parent(command: Sequence[str]) -> list[str]:
+    """``command`` (an absolute path and arguments), made to die with the thread that starts it, where that can be had:
+    on Linux. Its process id is that of the command itself."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
 def find_server() -> Path:

@@ -175,6 +175,24 @@ async def test_a_lease_that_vanished_lately_is_waited_for(brief: Stage, broker: 
     assert record.state == "running"
 
 
+async def test_what_the_living_have_is_safe_from_an_old_look(brief: Stage, broker: Broker) -> None:
+    """A gateway may have read a stream long before it acts: what counts is what the script then finds."""
+    worker = await brief.worker()
+    beating = asyncio.create_task(brief.beat(worker))
+    await brief.running("running", worker)
+    await brief.submit("queued", worker)
+    entries = await broker.call("XRANGE", broker.keys.jobs("w0"), "-", "+")
+    names = [broker.keys.workers, broker.keys.worker("w0"), broker.keys.jobs("w0")]
+    args: list[object] = [GROUP, broker.keys.prefix, 1000, "w0", SHORT_TTL_MS, 4]
+    for entry_id, fields in entries:
+        request_id = fields[b"request"].decode()
+        names += [broker.keys.job(request_id), broker.keys.log(request_id)]
+        args += [entry_id, b""]
+    assert await broker.script("orphans", names, args) == [b"alive"]
+    assert await brief.load(worker) == (2, 20)
+    beating.cancel()
+
+
 async def test_entries_that_name_no_job_do_not_stop_it(brief: Stage, broker: Broker) -> None:
     worker = await brief.worker()
     stream = broker.keys.jobs("w0")

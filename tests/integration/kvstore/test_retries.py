@@ -146,6 +146,19 @@ async def test_a_blocking_read_outlives_the_command_timeout(far: Stage) -> None:
     assert asyncio.get_running_loop().time() - started > 1.4
 
 
+async def test_idle_reads_can_be_cancelled_again_and_again(far: Stage) -> None:
+    worker = await far.worker()
+    await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1)
+    for _ in range(50):
+        read = asyncio.create_task(far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 60_000))
+        await asyncio.sleep(0.005)
+        read.cancel()
+        async with asyncio.timeout(2):
+            with pytest.raises(asyncio.CancelledError):
+                await read
+    await far.running("r1", worker)
+
+
 async def test_a_blocking_read_of_a_dead_server_ends(far: Stage, proxy: Proxy) -> None:
     worker = await far.worker()
     await far.jobs.next_entries(far.reader, worker.id, worker.incarnation, 1, 1)
