@@ -31,3 +31,8 @@ class GatewayConfig:
     max_streams: int = 1024
     grace_s: float = 30.0
     tokenizer_threads: int = 2
+
+
+def address(host: str, port: int) -> str:
+    """HOST:PORT, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

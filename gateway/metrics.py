@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.config import address
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from threading import Thread
@@ -58,7 +60,7 @@ class Metrics:
     def serve(self, host: str, port: int) -> str:
         """Starts the endpoint in a thread of its own; its HOST:PORT. Raises OSError when the port is taken."""
         self._server = start_http_server(port, addr=host, registry=self.registry)
-        return f"{host}:{self._server[0].server_port}"
+        return address(host, self._server[0].server_port)
 
     async def close(self) -> None:
         """Stops the endpoint. Idempotent."""

@@ -224,7 +224,7 @@ class Stream:
         # Before the read: what the doorbell brings meanwhile may make it stale anew.
         self._place.stale = False
         entries, self._log_id = await token_log.read(self._broker, self.request_id, self._log_id)
-        self._place.refill(entries)
+        self._relay.malformed += self._place.refill(entries)
         if self._place.outside is not None:
             record = await self._record()
             self._place.complete(record.next.get(0, 0), usage_of(record))

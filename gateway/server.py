@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway import fleet, service
-from gateway.config import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
+from gateway.config import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, address
 from gateway.dispatch import Dispatch
 from gateway.fleet import FleetService
 from gateway.metrics import Metrics
@@ -25,6 +25,7 @@ from gateway.service import InferenceService
 from gateway.tasks import Tasks, every
 from gateway.tokenize import TokenizerPool
 from kvstore.client import BrokerConfig, connect
+from kvstore.errors import BrokerError
 from kvstore.jobs import Jobs
 from kvstore.registry import HEARTBEAT_S, Registry, new_incarnation
 
@@ -82,14 +83,14 @@ class Gateway:
             await self._assemble(broker)
             self._stack.push_async_callback(self.metrics.close)
             metrics = self.metrics.serve(config.host, config.metrics_port)
-            port = self._server.add_insecure_port(f"{config.host}:{config.grpc_port}")
+            port = self._server.add_insecure_port(address(config.host, config.grpc_port))
             self._stack.push_async_callback(self._server.stop, None)
             await self._server.start()
             await self._set_health(serving=True)
         except BaseException:
             await self._stack.aclose()
             raise
-        return Ready(f"{config.host}:{port}", metrics, self.incarnation)
+        return Ready(address(config.host, port), metrics, self.incarnation)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Drains: NOT_SERVING and no new calls at once; streams go on for the grace time, or until `hurry` is set;
@@ -109,7 +110,9 @@ class Gateway:
             # The lease is left to lapse: for that long another gateway may take over the jobs.
             logger.warning("stopped with %d streams cut off", cut)
         else:
-            await self._registry.leave_gateway(self.incarnation)
+            with suppress(BrokerError, TimeoutError):  # without a broker there is nothing to give back
+                async with asyncio.timeout(CUT_S):
+                    await self._registry.leave_gateway(self.incarnation)
         await self._stack.aclose()
 
     async def _assemble(self, broker: Broker) -> None:

@@ -24,7 +24,7 @@ from kvstore.jobs import Finished, Submitted
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gateway.dispatch import Dispatch, Sent
     from gateway.metrics import Metrics
@@ -173,7 +173,7 @@ class InferenceService:
                     self._tasks.spawn(ending, name=f"end {job.request_id}")
                 raise
 
-    async def _tokenize(self, request: inference_pb2.GenerateRequest, served: Served) -> list[int]:
+    async def _tokenize(self, request: inference_pb2.GenerateRequest, served: Served) -> Sequence[int]:
         match request.WhichOneof("input"):
             case "text":
                 return await self._tokenizers.text(served.tokenizer, request.text)
@@ -181,7 +181,7 @@ class InferenceService:
                 messages = [(message.role, message.content) for message in request.chat.messages]
                 return await self._tokenizers.chat(served.tokenizer, messages)
             case _:
-                return list(request.token_ids.ids)
+                return request.token_ids.ids  # not copied: it may be a million ids that will be refused
 
     async def _answer(self, stream: Stream, sent: Sent, context: Context, call: Call) -> str:
         """Writes the job's output as it comes; the outcome. Raises JobFailed after the chunk of a job that failed."""

@@ -71,14 +71,17 @@ class Place:
         return Offer.TAKEN
 
     def refill(self, entries: Iterable[Delivery]) -> int:
-        """Takes from consecutive log entries what is new; returns how many deliveries that were.
+        """Takes from consecutive log entries what is new; returns how many were malformed, and left out.
 
         May go over the capacity, by what one read of the log brings. Raises JobLost when the log itself has a gap.
         """
-        taken = 0
+        malformed = 0
         for delivery in entries:
             if self.ended or self.outside is not None:
                 break
+            if not well_formed(delivery):
+                malformed += 1
+                continue
             if written_outside(delivery):
                 self.outside = delivery
                 break
@@ -87,8 +90,7 @@ class Place:
             if delivery.chunk.start > self.next:
                 raise JobLost(f"the token log goes from index {self.next} to {delivery.chunk.start}")
             self._append(delivery)
-            taken += 1
-        return taken
+        return malformed
 
     def complete(self, next_index: int, usage: inference_pb2.Usage) -> None:
         """Puts the terminal delivery from outside behind all others, with its start and usage."""

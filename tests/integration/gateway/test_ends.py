@@ -133,22 +133,34 @@ async def test_200_cancelled_calls_leave_nothing_behind(
 ) -> None:
     """Cancelled at all points of their way: before the submission, queued, running and while output arrives."""
     settled = len(asyncio.all_tasks()) + 1  # the worker's own, for serving
-    worker.serve(tokens=40)
+    worker.serve(tokens=100)
+
+    async def leave_after(request_id: str, seconds: float, chunks: int) -> bool:
+        """Whether the job had been accepted."""
+        call = client.generate(request(request_id, max_tokens=128))
+        for _ in range(chunks):
+            await call.read()
+        await asyncio.sleep(seconds)
+        call.cancel()
+        return await worker.jobs.get(request_id) is not None
+
+    accepted = 0
     for wave in range(10):
-        calls = [client.generate(request(f"r{wave}-{index}", max_tokens=64)) for index in range(20)]
-        for index, call in enumerate(calls):
-            await asyncio.sleep(0.0005 * (index % 5))
-            call.cancel()
+        leaving = [leave_after(f"early{wave}-{index}", 0.008 * index, 0) for index in range(15)]
+        leaving += [leave_after(f"late{wave}-{index}", 0.002 * index, 1 + index) for index in range(5)]
+        accepted += sum(await asyncio.gather(*leaving))
+    assert 60 <= accepted < 200
 
     async def all_quiet() -> bool:
-        queues = await worker.jobs.queues()
-        return not any(queue.undelivered + queue.pending for queue in queues) and len(asyncio.all_tasks()) <= settled
+        left = sum(queue.undelivered + queue.pending for queue in await worker.jobs.queues())
+        return left == 0 and len(asyncio.all_tasks()) <= settled
 
     await until(all_quiet, within_s=10)
+    assert worker.ended_outside.qsize() >= 20
     assert gateway.metrics.registry.get_sample_value("octavo_streams") == 0
     loads = await worker.registry.loads([worker.info])
     assert (loads["w0"].jobs, loads["w0"].tokens) == (0, 0)
-    assert len(tokens(await collect(client.generate(request("after", max_tokens=64))))) == 40
+    assert len(tokens(await collect(client.generate(request("after", max_tokens=128))))) == 100
 
 
 async def test_a_deadline_that_passes_in_the_queue(worker: ScriptedWorker, client: Client) -> None:

@@ -32,6 +32,7 @@ async def test_an_answer_comes_in_order_with_route_first_and_usage_last(worker: 
     call = client.generate(request("r1"))
     (claim,) = await worker.claim()
     assert list(claim.job.prompt_token_ids) == [5, 6, 7]
+    assert claim.remaining_ms is None
     await worker.commit(chunk(claim, 0, [10]))
     first = await call.read()
     await worker.commit(chunk(claim, 1, [11, 12]))

@@ -16,6 +16,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvstore.client import BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
 from octavo.v1 import inference_pb2
 from tests.integration.gateway.harness import Client, ScriptedWorker, chunk, collect, failure, request, tokens
 
@@ -153,6 +155,17 @@ async def test_the_jobs_of_a_killed_gateway_are_for_the_next_one(broker: Broker,
         assert tokens(await collect(call)) == [10, 11]
 
 
+async def test_a_gateway_that_has_lost_its_broker_still_stops_well() -> None:
+    async with EmbeddedBroker() as server:
+        broker = await connect(BrokerConfig(server.url))
+        async with running(broker) as (gateway, client):
+            assert await failure(client.generate(request())) == (Code.UNAVAILABLE, "no live worker")
+            await server.stop()
+            gateway.signal(signal.SIGTERM)
+            assert await gateway.exit_code() == 0
+        await broker.close()
+
+
 async def end(process: asyncio.subprocess.Process) -> tuple[int, str]:
     """Exit code and stderr of a process that ends by itself."""
     _, errors = await asyncio.wait_for(process.communicate(), 30)
@@ -161,20 +174,23 @@ async def end(process: asyncio.subprocess.Process) -> tuple[int, str]:
 
 
 async def test_a_start_that_fails_says_why(broker: Broker) -> None:
+    url = broker.config.url
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        code, errors = await end(await spawn("--redis", broker.config.url, "--grpc-port", port))
+        starts = (
+            ("--redis", url, "--grpc-port", port),
+            ("--redis", url, "--metrics-port", port),
+            ("--redis", "redis://:secret@127.0.0.1:1"),
+            ("--redis", "nonsense"),
+        )
+        processes = [await spawn(*arguments) for arguments in starts]
+        endings = await asyncio.gather(*map(end, processes))
+    for (code, errors), reason in zip(
+        endings, (f"127.0.0.1:{port}", "Address already in use", "redis://127.0.0.1:1", "not a URL"), strict=True
+    ):
         assert code == 1
-        assert f"127.0.0.1:{port}" in errors
+        assert reason in errors
+        assert "secret" not in errors
         assert "Traceback" not in errors
-        code, errors = await end(await spawn("--redis", broker.config.url, "--metrics-port", port))
-        assert code == 1
-        assert "Address already in use" in errors
-        assert "Traceback" not in errors
-    code, errors = await end(await spawn("--redis", "redis://:secret@127.0.0.1:1"))
-    assert code == 1
-    assert "redis://127.0.0.1:1" in errors
-    assert "secret" not in errors
-    assert "Traceback" not in errors

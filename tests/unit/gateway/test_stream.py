@@ -55,7 +55,7 @@ def test_a_gap_waits_for_the_log(place: Place) -> None:
     # While the log is to be read, nothing more is taken from the doorbell: the log has it.
     assert place.offer(chunk(1)) is Offer.LOG
     place.stale = False
-    assert place.refill([chunk(0), chunk(1), chunk(2), chunk(3, 1, LENGTH)]) == 3
+    assert place.refill([chunk(0), chunk(1), chunk(2), chunk(3, 1, LENGTH)]) == 0
     assert starts(place.take(10)) == [0, 1, 2, 3]
     assert place.ended
 
@@ -130,6 +130,8 @@ def test_what_no_worker_writes_is_dropped(place: Place, hostile: Delivery) -> No
     assert not well_formed(hostile)
     assert place.offer(hostile) is Offer.MALFORMED
     assert (place.stale, place.next, len(place)) == (False, 0, 0)
+    assert place.refill([hostile, chunk(0), hostile, chunk(1, 1, STOP), hostile]) == 2
+    assert starts(place.take(10)) == [0, 1]
 
 
 def test_kinds_of_ends() -> None:
