@@ -1,0 +1,173 @@
+"""The README's commands, run for real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from redis import Redis
+
+from octavo.v1.inference_pb2 import GenerateRequest, Stopping
+from ops.client import Client
+from ops.demo_text import QUESTIONS
+from tests.e2e.harness import eventually, octavo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.e2e.harness import Up
+
+pytestmark = pytest.mark.timeout(400)
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+PARIS = ("--chat", "What is the capital of France?", "--temperature", "0", "--max-tokens", "20")
+
+
+def test_the_demo_answers_eight_questions_and_leaves_nothing_running() -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    ran = octavo("demo", timeout=380)
+    answers, _, table = ran.stdout.partition("\nrequest")
+    assert "1 | The capital of France is Paris" in answers
+    rows = table.splitlines()[1:]
+    assert [row[: len(question) + 2] for row, question in zip(rows, QUESTIONS, strict=True)] == [
+        f"{number} {question}" for number, question in enumerate(QUESTIONS, 1)
+    ]
+    found = [re.search(r"(w\d) +(\d+) +(\d+) +(\d+) ms +([\d.]+)$", row) for row in rows]
+    assert all(found), table
+    cells = [match.groups() for match in found if match]
+    assert {cell[0] for cell in cells} == {"w0", "w1"}
+    assert all(600 < int(prompt) < 800 for _, prompt, *_ in cells)
+    # The first four start together; by the second four, every worker has the shared prompt.
+    assert all(int(cached) >= 600 for _, _, cached, *_ in cells[4:]), table
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "octavo" in str(p.info["cmdline"])]
+    assert not left
+
+
+def test_generate_streams_text(fleet: Up) -> None:
+    assert "Paris" in octavo("generate", *PARIS, "--target", fleet.target).stdout
+
+
+def test_generate_json_has_all_there_is_to_know(fleet: Up) -> None:
+    told = json.loads(octavo("generate", *PARIS, "--json", "--target", fleet.target).stdout)
+    assert "Paris" in told["text"]
+    assert told["finish"] == "STOP"
+    assert told["usage"]["completion_tokens"] == len(told["token_ids"])
+    assert told["route"]["worker"] in ("w0", "w1")
+    assert 0 < told["timings"]["first_token_s"] <= told["timings"]["total_s"]
+
+
+def test_generate_stops_and_repeats_with_a_seed(fleet: Up) -> None:
+    arguments = ("generate", "Once upon a time", "--seed", "7", "--max-tokens", "12", "--target", fleet.target)
+    first, second = octavo(*arguments).stdout, octavo(*arguments).stdout
+    assert first == second
+    stop = first.split()[1]
+    assert stop not in octavo(*arguments, "--stop", stop).stdout
+
+
+def test_generate_tells_errors_on_stderr(fleet: Up) -> None:
+    refused = octavo("generate", "x", "--temperature", "-1", "--target", fleet.target, check=False)
+    assert (refused.returncode, refused.stdout.strip()) == (1, "")
+    assert refused.stderr.startswith("Error: INVALID_ARGUMENT: ")
+    nobody = octavo("generate", "x", "--target", "127.0.0.1:1", check=False)
+    assert nobody.returncode == 1
+    assert nobody.stderr.startswith("Error: UNAVAILABLE: ")
+
+
+def test_workers_from_gateway_and_redis_agree(fleet: Up) -> None:
+    moving = {"heartbeat_age_ms", "running", "waiting", "blocks_free", "blocks_cached", "blocks_used"}
+    seen = []
+    for source in (("--target", fleet.target), ("--redis", fleet.redis)):
+        rows = json.loads(octavo("workers", "--json", *source).stdout)
+        seen.append([{name: value for name, value in row.items() if name not in moving} for row in rows])
+    assert [row["id"] for row in seen[0]] == ["w0", "w1"]
+    assert seen[0] == seen[1]
+    table = octavo("workers", "--target", fleet.target).stdout.splitlines()
+    assert [line.split()[:3] for line in table[1:]] == [
+        ["w0", "ready", "smollm2-135m"],
+        ["w1", "ready", "smollm2-135m"],
+    ]
+
+
+def readme_redis_commands(redis: str) -> Iterator[tuple[str, Any]]:
+    """(name, reply) of every redis-cli line in the README, run against this server."""
+    lines = re.findall(r"^\$? ?(redis-cli .*)$", README, re.MULTILINE)
+    assert lines
+    with Redis.from_url(redis) as client:
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            assert words[:3] == ["redis-cli", "-u", "$OCTAVO_REDIS"], line
+            reply: Any = client.execute_command(*words[3:])  # type: ignore[no-untyped-call]
+            if shutil.which("redis-cli"):
+                ran = subprocess.run(
+                    ["redis-cli", "-u", redis, *words[3:]], capture_output=True, check=True, timeout=20
+                )
+                assert b"ERR" not in ran.stdout
+            yield words[3], reply
+
+
+async def test_queue_and_the_readmes_redis_commands_give_the_same_numbers(narrow: Up) -> None:
+    """Five long answers on a worker with room for two: three wait in its stream."""
+    request = GenerateRequest(text="A book is", stopping=Stopping(max_tokens=100, ignore_eos=True))
+
+    async def read(client: Client) -> None:
+        await client.generate(request)
+
+    async with Client(narrow.target) as client:
+
+        async def full() -> bool:
+            return [(queue.undelivered, queue.pending) for queue in await client.queues()] == [(3, 2)]
+
+        calls = [asyncio.create_task(read(client)) for _ in range(5)]
+        await eventually(full, 30)
+        replies = dict(readme_redis_commands(narrow.redis))
+        told = [
+            json.loads((await asyncio.to_thread(octavo, "queue", "--json", *source)).stdout)
+            for source in (("--target", narrow.target), ("--redis", narrow.redis))
+        ]
+        again = dict(readme_redis_commands(narrow.redis))
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert set(replies) == {"XLEN", "XPENDING", "XRANGE", "TIME"}
+    assert (replies["XLEN"], replies["XPENDING"]["pending"]) == (again["XLEN"], again["XPENDING"]["pending"]) == (5, 2)
+    oldest_ms = int(replies["XRANGE"][0][0].split(b"-")[0])
+    ages = [clock[0] * 1000 + clock[1] // 1000 - oldest_ms for clock in (replies["TIME"], again["TIME"])]
+    for rows in told:
+        assert len(rows) == 1
+        assert (rows[0]["worker"], rows[0]["undelivered"], rows[0]["pending"]) == ("w0", 3, 2)
+        assert rows[0]["stream"] == "{octavo:default}:jobs:w0"
+        assert ages[0] <= rows[0]["oldest_age_ms"] <= ages[1]
+
+
+def test_queue_as_a_table(fleet: Up) -> None:
+    table = octavo("queue", "--target", fleet.target).stdout.splitlines()
+    assert [line.split() for line in table] == [
+        ["worker", "undelivered", "pending", "oldest"],
+        ["w0", "0", "0", "0"],
+        ["w1", "0", "0", "0"],
+    ]
+
+
+def test_bench_writes_figures_and_a_plot(fleet: Up, tmp_path: Path) -> None:
+    sizes = ("--prompt-tokens", "16:48", "--output-tokens", "4", "--shared-prefix", "16", "--requests", "6")
+    ran = octavo(
+        *("bench", "--target", fleet.target, "--concurrency", "1,3", *sizes, "--out", str(tmp_path), "--json"),
+    )
+    told = json.loads((tmp_path / "bench.json").read_text())
+    assert json.loads(ran.stdout) == told
+    assert [(level["concurrency"], level["requests"], level["errors"]) for level in told["levels"]] == [
+        (1, 6, {}),
+        (3, 6, {}),
+    ]
+    assert all(level["output_tokens"] == 24 for level in told["levels"])
+    assert told["machine"]["cpu"]
+    assert {worker["dtype"] for worker in told["fleet"]["workers"]} == {"bfloat16"}
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
