@@ -145,32 +145,34 @@ def _draw_from_all(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor
 
 
 def _draw_from_likeliest(
-    logits: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams], uniform: torch.Tensor
+    logits: torch.Tensor,
+    weights: torch.Tensor,
+    params: Sequence[SamplingParams],
+    uniform: torch.Tensor,
+    beyond: int = 0,
 ) -> torch.Tensor:
     """Invert the cumulative distributions over what top-k and top-p leave, in order of likelihood.
 
-    Looks at as few of the likeliest tokens as will do. A row is settled when even the last token that it keeps is
-    likelier than the last one looked at: then no tie reaches across the edge, and a wider look would give the same.
+    Looks at as few of the likeliest tokens as will do, but more than ``beyond``. A row is settled when even the last
+    token that it keeps is likelier than the last one looked at: then no tie reaches across the edge, and a wider look
+    would give the same. So what the neighbours need has no influence on it.
     """
-    device, vocabulary = logits.device, logits.shape[-1]
-    top_k = torch.tensor([[min(p.top_k or vocabulary, vocabulary)] for p in params], device=device)
-    top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
-    whole = weights.double().sum(dim=-1, keepdim=True)
-    tokens = torch.zeros(len(params), dtype=torch.int64, device=device)
-    pending = torch.arange(len(params), device=device)
+    vocabulary = logits.shape[-1]
     # Every top-k cut must be inside what is looked at, for the mass that it leaves is what top-p is a share of.
-    widest_cut = max((p.top_k for p in params if p.top_k < vocabulary), default=0)
-    for width in (*(w for w in WIDTHS if widest_cut < w < vocabulary), vocabulary):
-        values, ids = _likeliest(logits[pending], width)
-        kept = _keep(weights[pending].gather(1, ids).double(), top_k[pending], top_p[pending], whole[pending])
-        up_to = kept.cumsum(dim=-1)
-        index = _first_above(up_to, uniform[pending, None] * up_to[:, -1:])
+    beyond = max(beyond, *(p.top_k for p in params if p.top_k < vocabulary), 0)
+    width = next((width for width in WIDTHS if beyond < width < vocabulary), vocabulary)
+    values, ids = _likeliest(logits, width)
+    kept = _keep(weights, ids, params)
+    up_to = kept.cumsum(dim=-1)
+    tokens = ids.gather(1, _first_above(up_to, uniform[:, None] * up_to[:, -1:]))[:, 0]
+    if width < vocabulary:
         last = (kept > 0).sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0)
-        settled = (values.gather(1, last)[:, 0] > values[:, -1]) | (width == vocabulary)
-        tokens[pending[settled]] = ids.gather(1, index)[settled, 0]
-        pending = pending[~settled]
-        if len(pending) == 0:
-            break
+        unsettled = (values.gather(1, last)[:, 0] <= values[:, -1]).nonzero()[:, 0].tolist()
+        if unsettled:
+            own = [params[row] for row in unsettled]
+            tokens[unsettled] = _draw_from_likeliest(
+                _rows(logits, unsettled), _rows(weights, unsettled), own, uniform[unsettled], width
+            )
     return tokens
 
 
@@ -185,16 +187,22 @@ def _likeliest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Te
     return values, ids.gather(1, order)
 
 
-def _keep(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Zero what falls to top-k and then to top-p. Weights, float64 ``[rows, width]``, come in falling order.
+def _keep(weights: torch.Tensor, ids: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Weights of the tokens that top-k and then top-p leave, 0 for the others; float64 ``[rows, width]``.
 
-    Top-p keeps the smallest number of tokens that have at least its share of the mass that top-k left.
+    ``weights`` are the vocabulary's, ``ids`` the likeliest tokens in falling order. Top-p keeps the smallest number of
+    tokens that have at least its share of the mass that top-k left.
     """
-    width = weights.shape[-1]
-    weights = weights.masked_fill(torch.arange(width, device=weights.device) >= top_k, 0.0)
-    mass = torch.where(top_k <= width, weights.sum(dim=-1, keepdim=True), whole)
-    before = weights.cumsum(dim=-1) - weights
-    return weights.masked_fill((before >= top_p * mass) & (top_p < 1), 0.0)
+    device, vocabulary, width = weights.device, weights.shape[-1], ids.shape[-1]
+    cuts = [p.top_k if 0 < p.top_k < vocabulary else vocabulary for p in params]
+    top_k = torch.tensor(cuts, device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    kept = weights.gather(1, ids).double().masked_fill_(torch.arange(width, device=device) >= top_k, 0.0)
+    mass = kept.sum(dim=-1, keepdim=True)
+    if max(cuts) > width:
+        mass = torch.where(top_k > width, weights.double().sum(dim=-1, keepdim=True), mass)
+    before = kept.cumsum(dim=-1) - kept
+    return kept.masked_fill_(before >= top_p * mass, 0.0)
 
 
 def _first_above(up_to: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

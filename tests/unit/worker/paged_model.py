@@ -32,7 +32,7 @@ NAN = 3
 START = b"start"
 
 # Some characters take several tokens, some tokens are several characters.
-_TEXT = ["", "", "P", "N", "é", "語", "🙂"]
+_TEXT = ["", "</s>", "P", "N", "é", "語", "🙂"]
 TABLE = TokenBytes(
     [
         *(piece.encode() for piece in _TEXT),

@@ -241,8 +241,8 @@ def test_extreme_temperatures_and_logits_are_safe() -> None:
         params = [SamplingParams(temperature=temperature, seed=row) for row in range(8)]
         got = sample(logits, params, range(8), [0] * 8)
         assert got == logits.argmax(dim=-1).tolist()
-    huge = torch.tensor([[3e38, -3e38, 0.0], [-3e38, -3.1e38, -3.2e38]])
-    assert sample(huge, [SamplingParams(temperature=0.01)] * 2, [0, 1], [0, 0]) == [0, 0]
+    huge = torch.tensor([[-3e38, 3e38, 0.0], [-3.1e38, -3.2e38, -3e38]])
+    assert sample(huge, [SamplingParams(temperature=0.01)] * 2, [0, 1], [0, 0]) == [1, 2]
 
 
 # Rows
