@@ -106,6 +106,7 @@ class Gateway:
         drained.cancel()
         await self._server.stop(None)
         await self._tasks.drain(CUT_S)
+        await self._loops.cancel()  # first, or the lease would be renewed after it was given back
         if cut:
             # The lease is left to lapse: for that long another gateway may take over the jobs.
             logger.warning("stopped with %d streams cut off", cut)

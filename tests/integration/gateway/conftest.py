@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.embedded import find_server
+from octavo.v1.inference_pb2 import GetModelRequest
 from tests.integration.gateway.harness import Client, ScriptedWorker, running_gateway
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ async def worker(broker: Broker) -> AsyncIterator[ScriptedWorker]:
 async def stage(broker: Broker, worker: ScriptedWorker) -> AsyncIterator[tuple[Gateway, Client]]:
     """A gateway that knows the worker, and its client."""
     async with running_gateway(broker) as (gateway, _, client):
+        # Deadlines and timings in the tests are not about the first look at a model.
+        await client.get_model(GetModelRequest())
         yield gateway, client
 
 

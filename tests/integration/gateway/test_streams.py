@@ -154,7 +154,7 @@ async def test_another_gateway_takes_a_job_over(worker: ScriptedWorker, client: 
         (claim,) = await worker.claim()
         await other.generate(request("r2")).initial_metadata()
         third.cancel()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # what does not happen announces itself nowhere
         await worker.answer(claim)
         assert tokens(await collect(other.generate(request("r2")))) == [2, 3, 4]
 
