@@ -114,12 +114,8 @@ class Scheduler:
         """Between steps: raise IntegrityError unless queues, tables and pool agree."""
         self.pool.check_integrity([sequence.block_table for sequence in self.running])
         for sequence in self.waiting:
-            if (
-                sequence.status is not Status.WAITING
-                or sequence.block_table
-                or sequence.num_computed
-                or sequence.num_sealed
-            ):
+            holds = (sequence.block_table, sequence.num_computed, sequence.num_sealed)
+            if sequence.status is not Status.WAITING or holds != ([], 0, 0):
                 raise IntegrityError(f"{sequence} holds something while it waits")
         for sequence in self.running:
             if sequence.status is not Status.RUNNING or sequence.num_uncomputed < 1:
