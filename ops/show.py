@@ -148,10 +148,10 @@ def age(milliseconds: int) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on stdout; numbers to the right."""
+    """A table on stdout; the first column names the rows, numbers go to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
-        numeric = bool(rows) and all(str(row[index])[:1] in "0123456789-" for row in rows)
+        numeric = index > 0 and bool(rows) and all(str(row[index])[:1] in "0123456789-" for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,3 +172,13 @@ def test_bench_writes_figures_and_a_plot(fleet: Up, tmp_path: Path) -> None:
     assert told["machine"]["cpu"]
     assert {worker["dtype"] for worker in told["fleet"]["workers"]} == {"bfloat16"}
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_process_serves_the_metrics_of_the_readme(fleet: Up) -> None:
+    sections = README.partition("## Metrics")[2].partition("\n## ")[0].split("| worker |")
+    for section, process in zip(sections, (fleet.facts["gateways"][0], fleet.facts["workers"][0]), strict=True):
+        with urllib.request.urlopen(f"http://{process['metrics']}/metrics", timeout=10) as page:
+            families = set(re.findall(r"^# TYPE (\S+) ", page.read().decode(), re.MULTILINE))
+        promised = set(re.findall(r"`(octavo_[a-z_]+)", section))
+        assert len(promised) >= 7
+        assert promised <= families

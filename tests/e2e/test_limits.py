@@ -34,7 +34,7 @@ def sampled(**settings: Any) -> GenerateRequest:
 BAD = {
     "empty text": (GenerateRequest(text=""), INVALID, ["empty"]),
     "no ids": (GenerateRequest(token_ids=TokenIds()), INVALID, ["empty"]),
-    "no messages": (GenerateRequest(chat=inference_pb2.Chat()), INVALID, ["empty"]),
+    "no messages": (GenerateRequest(chat=inference_pb2.Chat()), INVALID, ["messages", "0"]),
     "no input": (GenerateRequest(), INVALID, ["input"]),
     "max_tokens 0": (ids(3, stopping=Stopping(max_tokens=0)), INVALID, ["max_tokens", "0"]),
     "prompt of all the context": (ids(CONTEXT), INVALID, [str(CONTEXT)]),
