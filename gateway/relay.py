@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import Draining, JobLost
 from gateway.stream import Delivery, Offer, Place
-from gateway.tasks import honour_cancellation
 from kvstore import token_log
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.errors import BrokerError
@@ -199,7 +198,6 @@ class Stream:
         """Asks the broker, and bears with one that does not answer."""
         try:
             await question()
-            honour_cancellation()
         except BrokerError as error:
             now = time.monotonic()
             self._trouble_since = self._trouble_since or now

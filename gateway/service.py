@@ -18,7 +18,6 @@ from gateway.errors import Draining, JobFailed, JobLost, Overloaded, lookup
 from gateway.metrics import Call
 from gateway.rpc import Method, service_handler
 from gateway.stream import is_terminal
-from gateway.tasks import honour_cancellation
 from kvstore.errors import BrokerError
 from kvstore.jobs import Finished, Submitted
 from octavo.v1 import inference_pb2, job_pb2
@@ -145,7 +144,6 @@ class InferenceService:
             raise Overloaded(f"this gateway has {self._max_streams} open streams, its limit; try again later")
         admission.check(request)
         served = await self._models.find(request.model)
-        honour_cancellation()
         call.model = served.card.name
         job = admission.resolve(
             request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.errors import BrokerError
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-RECANCEL_S: Final = 0.5
-"""A task that has not ended so long after its cancellation is cancelled once more."""
 
 
 class Tasks:
@@ -44,28 +41,15 @@ class Tasks:
 
     async def cancel(self) -> None:
         """Cancels all tasks and waits until they have ended."""
-        while pending := set(self._tasks):
+        while pending := set(self._tasks):  # one that ends may have started another
             for task in pending:
                 task.cancel()
-            # Again and again: see `honour_cancellation`.
-            await asyncio.wait(pending, timeout=RECANCEL_S)
+            await asyncio.wait(pending)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BrokerError):
             logger.debug("task %s ended with %r", task.get_name(), error)
-
-
-def honour_cancellation() -> None:
-    """Raises CancelledError when the current task was cancelled and something beneath it has swallowed that.
-
-    Until Python 3.12 `asyncio.wait_for` does, when what it waits for is done in the same turn of the loop, and the
-    Redis client sends every command through it. To be called after commands, where a lost cancellation would leave a
-    call running whose client has gone.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 async def every(interval_s: float, action: Callable[[], Awaitable[object]], *, what: str) -> None:
@@ -88,5 +72,4 @@ async def every(interval_s: float, action: Callable[[], Awaitable[object]], *, w
             if failing:
                 logger.warning("%s works again", what)
             failing = False
-        honour_cancellation()
         await asyncio.sleep(interval_s)

@@ -198,7 +198,24 @@ async def connect(config: BrokerConfig) -> Broker:
 
 async def execute(client: Redis, *command: Any, **options: Any) -> Any:
     """One command, once, by the given client, with its own exceptions."""
-    return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
+    with cancellation_kept():
+        return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def cancellation_kept() -> Iterator[None]:
+    """Raises CancelledError behind a block in which the current task was cancelled and something swallowed that.
+
+    Until Python 3.12 ``asyncio.wait_for`` does when what it waits for is done in the same turn of the loop, and the
+    client sends every command through it. A task that was cancelled before the block is left alone: it cleans up.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        yield
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def backoff_s(failures: int) -> float:
@@ -219,9 +236,10 @@ def shown_url(url: str) -> str:
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turns exceptions of the Redis client into those of this package."""
+    """Turns exceptions of the Redis client into those of this package, and keeps cancellations."""
     try:
-        yield
+        with cancellation_kept():
+            yield
     except RedisError as error:
         raise translate(error, url) from error
 

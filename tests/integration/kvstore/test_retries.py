@@ -189,7 +189,7 @@ async def test_no_reply_reaches_the_next_command(far: Stage, proxy: Proxy) -> No
         else:
             command = far.broker.call("EVAL", "return ARGV[1]", 0, number)
         task: asyncio.Future[Any] = asyncio.ensure_future(command)
-        await asyncio.sleep(dice.uniform(0, 0.006))
+        await asyncio.sleep(dice.uniform(0, 0.04))
         task.cancel()
         try:
             reply = await task
@@ -224,3 +224,38 @@ async def test_a_closed_broker_says_so(broker_url: str, namespace: str) -> None:
     await broker.close()
     with pytest.raises(BrokerUnreachable, match="closed"):
         await broker.call("PING")
+
+
+async def test_a_cancelled_command_is_cancelled_even_when_its_reply_is_there(broker: Broker) -> None:
+    """The moment that matters is the turn of the loop in which the reply arrives, so it is tried at many of them."""
+    dice = random.Random(2)
+    in_flight = 0
+    for _ in range(600):
+        task: asyncio.Future[Any] = asyncio.ensure_future(broker.call("ECHO", "x"))
+        await asyncio.sleep(dice.uniform(0, 0.0008))
+        if task.done():
+            continue
+        in_flight += 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert in_flight > 20
+
+
+async def test_a_cancelled_task_may_still_clean_up(broker: Broker) -> None:
+    waiting = asyncio.Event()
+    replies: list[bytes] = []
+
+    async def work() -> None:
+        try:
+            waiting.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            replies.append(await broker.call("ECHO", "bye"))
+
+    task = asyncio.create_task(work())
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert replies == [b"bye"]
