@@ -33,6 +33,9 @@ BLOCK: Final = 128
 WIDTHS: Final = (128, 2048)
 """How many of the likeliest tokens are looked at for top-k and top-p before a whole vocabulary is sorted."""
 
+GROUP: Final = 16
+"""Rows that are drawn at once. More would need large buffers, whose fresh pages cost more than they save."""
+
 
 def sample(
     logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], choices: Sequence[int]
@@ -49,19 +52,23 @@ def sample(
         highest, likeliest = _rows(logits, greedy).max(dim=-1)
         _put(tokens, greedy, likeliest, highest)
     drawn = [row for row, wanted in enumerate(params) if not wanted.greedy]
-    if drawn:
-        own = [params[row] for row in drawn]
-        uniform = uniforms([p.seed for p in own], [choices[row] for row in drawn], [positions[row] for row in drawn])
-        wanted_logits = _rows(logits, drawn)
+    for start in range(0, len(drawn), GROUP):
+        group = drawn[start : start + GROUP]
+        own = [params[row] for row in group]
+        uniform = uniforms([p.seed for p in own], [choices[row] for row in group], [positions[row] for row in group])
+        wanted_logits = _rows(logits, group)
         highest = wanted_logits.amax(dim=-1)
         chosen = _draw(wanted_logits, highest, own, torch.from_numpy(uniform).to(logits.device))
-        _put(tokens, drawn, chosen, highest)
+        _put(tokens, group, chosen, highest)
     return tokens
 
 
 def _rows(matrix: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """These rows of a matrix; itself, without a copy, if they are all."""
-    return matrix if len(rows) == len(matrix) else matrix[torch.tensor(rows, device=matrix.device)]
+    """These rows of a matrix, in rising order; without a copy if there is none between them that isn't wanted."""
+    first, last = rows[0], rows[-1]
+    if last - first + 1 == len(rows):
+        return matrix[first : last + 1]
+    return matrix[torch.tensor(rows, device=matrix.device)]
 
 
 def _put(tokens: list[int | None], rows: Sequence[int], chosen: torch.Tensor, highest: torch.Tensor) -> None:
