@@ -9,9 +9,10 @@ import torch
 
 from kvstore.registry import ModelCard, WorkerInfo
 from worker.block_pool import BlockPool
-from worker.detokenize import TokenBytes
+from worker.detokenize import TokenBytes, UnsupportedTokenizer
 from worker.engine import Engine
 from worker.model import hf, loader
+from worker.model.errors import ModelUnsupported
 from worker.sampler import sample
 from worker.scheduler import Scheduler
 
@@ -48,11 +49,15 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         token_budget=config.step_tokens,
         context_length=files.context_length,
     )
+    try:
+        token_bytes = TokenBytes.from_json(files.tokenizer_json)
+    except UnsupportedTokenizer as error:
+        raise ModelUnsupported(f"{files.name}: {error}") from error
     engine = Engine(
         runner,
         scheduler,
         sampler=sample,
-        text_stream=TokenBytes.from_json(files.tokenizer_json).stream,
+        text_stream=token_bytes.stream,
         eos_token_ids=files.eos_token_ids,
         fingerprint=runner.fingerprint,
     )

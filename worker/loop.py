@@ -182,6 +182,9 @@ class WorkerLoop:
     def _admit(self, claim: Claim, now: float) -> list[job_pb2.Delivery]:
         if self._journal.holds(claim):
             return []
+        if self._journal.drop(claim.job.request_id) is not None:
+            # The same id, submitted or claimed anew: what runs here belongs to an attempt that is over.
+            self._engine.abort(claim.job.request_id)
         request = self._journal.open(claim, now)
         try:
             self._engine.add(request)
