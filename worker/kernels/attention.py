@@ -1,63 +1,25 @@
 """Attention over pages: writes a step's keys and values, then reads all a token may see through its block table.
 
-Two cores compute the same thing on gathered pages. `reference` is plain PyTorch in float32, works on any device and
-knows soft-capping. `fused` is PyTorch's own flash attention for the CPU, several times faster. Both get each token's
-keys in one shape that depends on its position alone (see `worker.kernels.plan`), so what is left to ask of them is
-that the rows of a matrix and the matrices of a batch are treated alike. `choose` measures that, as for the products.
+This path runs everywhere, in plain PyTorch. What multiplies the gathered pages is in `worker.kernels.cores`.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
-from worker.kernels.plan import KEY_TILE, Heads, PoolShape, StepPlan, TileBatch
+from worker.kernels.cores import choose
+from worker.kernels.plan import PoolShape, StepPlan, TileBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from worker.kernels.cores import Core, LayerSpec
     from worker.step import StepRow
-
-    Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TileBatch, float, float], torch.Tensor]
-
-log = logging.getLogger(__name__)
 
 WORKSPACE_BYTES = 64 << 20
 """Space for gathered pages. A batch that needs more runs in pieces; at least one tile always runs."""
-
-_WIDE_ROWS = 160
-"""Rows (positions times grouped heads) in a wide tile, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What one attention layer of a model is like."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    scaling: float
-    window: int = 0
-    """Keys that a token sees, itself included; 0: all before it."""
-    softcap: float = 0.0
-    """Scores become ``softcap * tanh(scores / softcap)``; 0: they stay."""
-
-    @property
-    def group(self) -> int:
-        """Query heads per key/value head."""
-        return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """How a layer attends on this machine."""
-
-    core: Core
-    name: str
-    heads: Heads
 
 
 class PagedAttention:
@@ -146,84 +108,3 @@ class PagedAttention:
         pools = {shape: pool(*shape) for shape in dict.fromkeys(shapes)}
         unused = {shape: iter(pool) for shape, pool in pools.items()}
         return tuple(next(unused[shape]) for shape in shapes), tuple(pools.values())
-
-
-def reference(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: TileBatch, scaling: float, softcap: float
-) -> torch.Tensor:
-    """Attention in float32: ``query`` ``[n, h, rows, d]``, ``key`` and ``value`` ``[n, h, keys, d]`` -> like query.
-
-    What no row of a tile may see does not reach the result, NaN included.
-    """
-    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scaling
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.softmax(scores.masked_fill(~batch.visible, -torch.inf), dim=-1)
-    seen = batch.visible.any(dim=-2).unsqueeze(-1)
-    return torch.matmul(weights, value.float().masked_fill(~seen, 0.0)).to(query.dtype)
-
-
-def fused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: TileBatch, scaling: float, softcap: float
-) -> torch.Tensor:
-    """The same in one call, on the CPU and without soft-capping. Every gathered key and value must be finite."""
-    assert not softcap
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return cast("torch.Tensor", flash(query, key, value, attn_mask=batch.bias, scale=scaling)[0])
-
-
-def choose(spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> Method:
-    """The fastest core whose rows keep their bits here, with the narrowest tile that agrees with the wide one."""
-    wide = 32
-    while wide > 1 and wide * spec.group > _WIDE_ROWS:
-        wide //= 2
-    heads = Heads(spec.kv_heads, spec.group, spec.window, wide, 1)
-    if device.type != "cpu":
-        return Method(reference, "reference", heads)
-    cores: list[tuple[Core, str]] = [(reference, "reference")]
-    if not spec.softcap and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
-        cores.insert(0, (fused, "fused"))
-    for core, name in cores:
-        narrow = _narrowest(core, spec, dtype, wide)
-        if narrow:
-            return Method(core, name, heads._replace(narrow=narrow))
-    core, name = cores[0]
-    log.warning("attention with heads of %d in %s: a row's bits depend on its batch here", spec.head_size, dtype)
-    return Method(core, name, heads)
-
-
-def _narrowest(core: Core, spec: LayerSpec, dtype: torch.dtype, wide: int) -> int:
-    """The smallest width, a power of two, that gives the bits of ``wide`` at any place; 0 if not even itself does."""
-    width = 1
-    while width <= wide:
-        if all(_agrees(core, spec, dtype, wide, width, keys) for keys in (KEY_TILE, 4 * KEY_TILE, 6 * KEY_TILE)):
-            return width
-        width *= 2
-    return 0
-
-
-def _agrees(core: Core, spec: LayerSpec, dtype: torch.dtype, wide: int, width: int, keys: int) -> bool:
-    generator = torch.Generator().manual_seed(keys)
-
-    def random(tiles: int, rows: int) -> torch.Tensor:
-        return torch.randn(tiles, spec.kv_heads, rows, spec.head_size, generator=generator).to(dtype)
-
-    def run(query: torch.Tensor, tiles: int) -> torch.Tensor:
-        """The result in the last of ``tiles`` matrices; the others hold something else."""
-        shape = (tiles, 1, query.shape[2], keys)
-        visible = (torch.arange(keys) < keys - 21).expand(shape)
-        bias = torch.zeros(shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
-        empty = torch.empty(0, dtype=torch.int64)
-        batch = TileBatch(tiles, query.shape[2], keys, empty, empty, visible, bias)
-        parts = [torch.cat((random(tiles - 1, given.shape[2]), given)) for given in (query, key, value)]
-        return core(parts[0], parts[1], parts[2], batch, spec.scaling, spec.softcap)[-1:]
-
-    query, key, value = random(1, wide * spec.group), random(1, keys), random(1, keys)
-    expected = run(query, 1)
-    rows = width * spec.group
-    return all(
-        torch.equal(run(query[:, :, at : at + rows], tiles), expected[:, :, at : at + rows])
-        for tiles in (1, 3)
-        for at in {0, rows % (wide * spec.group), (wide * spec.group - rows) // 2, wide * spec.group - rows}
-        if at + rows <= wide * spec.group
-    ) and (width < wide or torch.equal(run(query.roll(3, 2), 3), expected.roll(3, 2)))

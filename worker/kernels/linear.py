@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import nn
 
+from worker.kernels import probe
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,9 +49,11 @@ class RowExactLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.packed = weight.dtype == torch.bfloat16 and has_packed_bfloat16()
+        self.tiles = (
+            exact_tiles(_bare_product, (self.out_features, self.in_features), weight.dtype) if tiles is None else tiles
+        )
         self._weight = _pack(weight) if self.packed else weight.detach()
         self._bias = None if bias is None else bias.detach()
-        self.tiles = exact_tiles(self._product, self.in_features, weight.dtype) if tiles is None else tiles
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x``: ``[..., in_features]`` -> ``[..., out_features]``. Rows beside whole tiles are padded with zeros."""
@@ -65,9 +69,7 @@ class RowExactLinear(nn.Module):
         return result[:rows].view(*x.shape[:-1], self.out_features)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed:
-            return cast("torch.Tensor", torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], ""))
-        return F.linear(x, self._weight, self._bias)
+        return _packed_product(x, self._weight, self._bias) if self.packed else F.linear(x, self._weight, self._bias)
 
     def extra_repr(self) -> str:
         """For ``print(model)``."""
@@ -102,17 +104,25 @@ def padded_rows(rows: int, tiles: tuple[int, ...] = TILES) -> int:
 
 
 def exact_tiles(
-    product: Callable[[torch.Tensor], torch.Tensor],
-    in_features: int,
+    make: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]],
+    shape: tuple[int, int],
     dtype: torch.dtype,
     tiles: tuple[int, ...] = TILES,
 ) -> tuple[int, ...]:
     """Those of ``tiles`` that give each row the same bits as the smallest one does, at any place in the tile.
 
     The smallest always stays, even where its own rows depend on their place: that is logged, and no promise holds.
+
+    Args:
+        make: from a weight ``[out_features, in_features]`` to its product with a number of rows.
+        shape: of the weight. A weight of our own is tried, see `worker.kernels.probe`.
+        dtype: of the weight and the rows.
+        tiles: largest first.
     """
-    generator = torch.Generator().manual_seed(in_features)
-    rows = torch.randn(tiles[0], in_features, generator=generator).to(dtype)
+    generator = torch.Generator().manual_seed(shape[1])
+    halves = probe.pairs(generator, shape[1])
+    product = make(probe.same(probe.spread(generator, *shape), halves, 1, -1).to(dtype))
+    rows = probe.same(probe.spread(generator, tiles[0], shape[1]), halves, 1).to(dtype)
     base = tiles[-1]
 
     def run(tile: int, shift: int) -> torch.Tensor:
@@ -121,18 +131,29 @@ def exact_tiles(
         return result.roll(-shift, 0)
 
     expected = run(base, 0)
-    kept = tuple(
+    if not torch.equal(run(base, 5), expected):
+        log.warning("%s products with a weight of %s depend on a row's place in its tile", dtype, shape)
+    return tuple(
         tile for tile in tiles if tile == base or all(torch.equal(run(tile, shift), expected) for shift in (0, 5))
     )
-    if not torch.equal(run(base, 5), expected):
-        log.warning("%s products of %d columns depend on a row's place in its tile", dtype, in_features)
-    return kept
 
 
 @lru_cache(maxsize=1)
 def has_packed_bfloat16() -> bool:
     """Whether this build of PyTorch and this CPU have bfloat16 products with reordered weights."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _bare_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The product that a layer with this weight and no bias uses."""
+    if weight.dtype == torch.bfloat16 and has_packed_bfloat16():
+        packed = _pack(weight)
+        return lambda x: _packed_product(x, packed, None)
+    return lambda x: F.linear(x, weight)
+
+
+def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return cast("torch.Tensor", torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], ""))
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
-from worker.kernels.attention import LayerSpec
+from worker.kernels.cores import LayerSpec
 from worker.kernels.linear import RowExactLinear
 from worker.model.errors import ModelUnsupported
 
