@@ -20,7 +20,7 @@ from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.client import Client, describe, plain
 from ops.config import FleetConfig, fleet_config, fleet_options, usable_cores
-from ops.console import emit_json, note, pass_on, unless_interrupted
+from ops.console import Loading, emit_json, note, unless_interrupted
 from ops.fleet import Fleet
 from ops.show import print_table
 
@@ -118,11 +118,13 @@ def command(out: Path, plot: str, as_json: bool, **values: Any) -> None:
         raise click.ClickException(str(error)) from error
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
-    write(results, out, plot)
+    write(results, out)
     if as_json:
         emit_json(results)
     else:
         print_table(COLUMNS, [cells(level) for level in results["levels"]])
+    if plot != "none":
+        write_plot(results, out / f"bench.{plot}")
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:
@@ -137,7 +139,9 @@ async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:
         target = config.target
         if not target:
             note(f"starting {settings.workers} worker(s) on {settings.model}")
-            fleet = await stack.enter_async_context(Fleet(settings, pass_on, note))
+            loading = Loading()
+            fleet = await stack.enter_async_context(Fleet(settings, loading.sink, note))
+            loading.over = True
             target = fleet.targets[0]
         client = await stack.enter_async_context(Client(target))
         model = await client.model()
@@ -176,28 +180,28 @@ async def _level(client: Client, config: BenchConfig, model: inference_pb2.Model
     return {**level.as_dict(), "samples": [asdict(sample) for sample in samples]}
 
 
-def write(results: dict[str, Any], out: Path, plot: str) -> None:
-    """Writes bench.json and the plot into `out`."""
+def write(results: dict[str, Any], out: Path) -> None:
+    """Writes bench.json into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
     note(f"wrote {out / 'bench.json'}")
-    if plot == "none":
-        return
+
+
+def write_plot(results: dict[str, Any], path: Path) -> None:
+    """Draws the plot; matplotlib is imported here and not before."""
     from bench.plot import draw
 
     try:
-        draw(results["levels"], title_of(results), out / f"bench.{plot}")
+        draw(results["levels"], title_of(results), path)
     except ImportError as error:
         raise click.ClickException("no plot without matplotlib: pip install 'octavo[bench]', or --plot none") from error
-    note(f"wrote {out / f'bench.{plot}'}")
+    note(f"wrote {path}")
 
 
 def title_of(results: dict[str, Any]) -> str:
     """What, on what, with what."""
-    machine, model, workload, workers = (
-        *(results["machine"], results["model"], results["workload"]),
-        results["fleet"]["workers"],
-    )
+    machine, model, workload = results["machine"], results["model"], results["workload"]
+    workers = results["fleet"]["workers"]
     devices = ", ".join(sorted({worker["device"] for worker in workers}))
     return (
         f"{model['name']} {model['dtype']}, {len(workers)} worker(s) on {devices}\n"

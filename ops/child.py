@@ -160,7 +160,9 @@ class Child:
                     self._said_ready.set()
                 elif line:
                     self.tail.append(line)
-                    self._sink(self.name, line)
+                    # Whoever listened may be gone. The process must not come to a halt on a full pipe for that.
+                    with contextlib.suppress(OSError):
+                        self._sink(self.name, line)
         finally:
             transport.close()
 

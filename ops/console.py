@@ -41,6 +41,18 @@ def pass_on(name: str, line: str) -> None:
     click.echo(f"{click.style(f'[{name}]', dim=True)} {line}", err=True)
 
 
+class Loading:
+    """Passes on what the processes of a fleet say until `over`; later only what sounds like trouble."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def sink(self, name: str, line: str) -> None:
+        """Takes a line in; a `LineSink`."""
+        if not self.over or any(word in line for word in ("WARNING", "ERROR", "CRITICAL", "Traceback")):
+            pass_on(name, line)
+
+
 class Interrupts:
     """Ctrl-C and SIGTERM as events, while installed. The first asks for an orderly end, the second for one at once."""
 

@@ -14,7 +14,7 @@ from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.client import Answer, BrokenStream, Client, chat_request, describe
 from ops.config import FleetConfig, fleet_config, fleet_options
-from ops.console import emit, emit_json, note, pass_on, unless_interrupted
+from ops.console import Loading, emit, emit_json, note, unless_interrupted
 from ops.demo_text import CAPITAL_ANSWER, CAPITAL_QUESTION, QUESTIONS, SYSTEM_PROMPT
 from ops.fleet import Fleet
 from ops.show import print_table
@@ -22,8 +22,6 @@ from ops.tasks import all_or_first_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ops.child import LineSink
 
 AT_ONCE = 4
 MAX_TOKENS = 48
@@ -74,26 +72,13 @@ async def run(config: FleetConfig, *, stream: bool) -> list[Asked]:
     started = time.monotonic()
     note(f"starting {config.workers} workers on {config.model}; a first start prepares the model, which takes longer")
     loading = Loading()
-    fleet = Fleet(config, loading.sink, note)
-    async with fleet:
+    async with Fleet(config, loading.sink, note) as fleet:
         loading.over = True
         note(f"ready to serve after {time.monotonic() - started:.1f} s: gRPC on {', '.join(fleet.targets)}")
         asked = await ask_all(fleet.targets[0], QUESTIONS, stream=stream)
         note("stopping")
     note("stopped")
     return asked
-
-
-class Loading:
-    """Passes on what the processes say until they have started; later only what sounds like trouble."""
-
-    def __init__(self) -> None:
-        self.over = False
-        self.sink: LineSink = self._sink
-
-    def _sink(self, name: str, line: str) -> None:
-        if not self.over or any(word in line for word in ("WARNING", "ERROR", "CRITICAL", "Traceback")):
-            pass_on(name, line)
 
 
 async def ask_all(target: str, questions: Sequence[str], *, stream: bool) -> list[Asked]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import psutil
 
+from kvstore.client import shown_url
 from kvstore.embedded import EmbeddedBroker
 from ops.child import Child, ChildFailed, LineSink, describe_exit
 from ops.client import Client, describe
@@ -47,7 +48,6 @@ class Member:
     def __init__(self, name: str, arguments: list[str], environment: dict[str, str], sink: LineSink) -> None:
         self.name = name
         self.arguments = arguments
-        self.restarts = 0
         self._environment = environment
         self._sink = sink
         self.child = self._new()
@@ -80,7 +80,6 @@ class Member:
                 note(f"starting {self.name} again in {pause:g} s")
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
-                self.restarts += 1
                 try:
                     await self.start(timeout)
                 except ChildFailed as failure:
@@ -124,10 +123,10 @@ class Fleet:
         return [str(member.child.ready["grpc"]) for member in self.gateways]
 
     def facts(self) -> dict[str, Any]:
-        """For the machine-readable `ready` line."""
+        """For the machine-readable `ready` line. A password in the broker's URL is left out."""
         return {
             "targets": self.targets,
-            "redis": self.redis,
+            "redis": shown_url(self.redis),
             "namespace": self.config.namespace,
             "gateways": [member.facts for member in self.gateways],
             "workers": [member.facts for member in self.workers],

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -19,7 +20,7 @@ from redis import Redis
 from octavo.v1.inference_pb2 import GenerateRequest, Stopping
 from ops.client import Client
 from ops.demo_text import QUESTIONS
-from tests.e2e.harness import eventually, octavo
+from tests.e2e.harness import OCTAVO, eventually, octavo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +72,25 @@ def test_generate_stops_and_repeats_with_a_seed(fleet: Up) -> None:
     assert first == second
     stop = first.split()[1]
     assert stop not in octavo(*arguments, "--stop", stop).stdout
+
+
+async def test_ctrl_c_cancels_generate(fleet: Up) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(OCTAVO, "generate", "A book is", "--max-tokens", "2000", "--target", fleet.target),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    await process.stdout.read(1)  # the answer has begun
+    process.send_signal(signal.SIGINT)
+    _, said = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, said) == (130, b"octavo: interrupted\n")
+    async with Client(fleet.target) as client:
+
+        async def empty() -> bool:
+            return not any(queue.undelivered or queue.pending for queue in await client.queues())
+
+        await eventually(empty, 5)
 
 
 def test_generate_tells_errors_on_stderr(fleet: Up) -> None:
