@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -36,6 +37,11 @@ def default_id() -> str:
 def default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "octavo"
+
+
+def reachable(host: str) -> str:
+    """A name for others of what one listens on."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
 
 
 def option(name: str, **kwargs: object) -> click.Option:
@@ -116,9 +122,12 @@ async def serve(config: WorkerConfig) -> None:
     broker = await connect(config.broker)
     prometheus = CollectorRegistry()
     server, serving = start_http_server(config.metrics_port, addr=config.host, registry=prometheus)
-    address = f"{config.host}:{server.server_port}"
+    address = f"{reachable(config.host)}:{server.server_port}"
     try:
         worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), address, logger.info)
+        # What is loaded now stays: without this every full collection walks it, in the middle of a step and at exit.
+        gc.collect()
+        gc.freeze()
         registry = Registry(broker)
         await registry.publish_model(worker.card)
         await registry.register(worker.info)
