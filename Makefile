@@ -15,7 +15,7 @@ PACKAGES := kvstore gateway worker ops bench
 PROTOS := $(wildcard proto/octavo/v1/*.proto)
 
 .DEFAULT_GOAL := check
-.PHONY: help check lint types unit test demo proto format install clean
+.PHONY: help check lint types unit test demo proto format install wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
 
 install: $(STAMP) ## make .venv, or bring it up to date
+
+wheels: $(STAMP) ## everything that the container image installs, for a build without a package index
+	deploy/wheels.sh $(BIN)/python
 
 clean: ## remove .venv and every cache in the tree
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
