@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -33,8 +35,8 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 PARIS = ("--chat", "What is the capital of France?", "--temperature", "0", "--max-tokens", "20")
 
 
-def test_the_demo_answers_eight_questions_and_leaves_nothing_running() -> None:
-    before = {process.pid for process in psutil.process_iter()}
+def test_the_demo_answers_eight_questions_and_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARK_OF_THIS_TEST", mark := secrets.token_hex(8))
     ran = octavo("demo", timeout=380)
     answers, _, table = ran.stdout.partition("\nrequest")
     assert "1 | The capital of France is Paris" in answers
@@ -49,8 +51,9 @@ def test_the_demo_answers_eight_questions_and_leaves_nothing_running() -> None:
     assert all(600 < int(prompt) < 800 for _, prompt, *_ in cells)
     # The first four start together; by the second four, every worker has the shared prompt.
     assert all(int(cached) >= 600 for _, _, cached, *_ in cells[4:]), table
-    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "octavo" in str(p.info["cmdline"])]
-    assert not left
+    processes = [each.info for each in psutil.process_iter(["pid", "cmdline", "environ"])]
+    left = [each["cmdline"] for each in processes if mark in str(each["environ"]) and each["pid"] != os.getpid()]
+    assert left == []
 
 
 def test_generate_streams_text(fleet: Up) -> None:
