@@ -69,6 +69,8 @@ def swap_products(model: nn.Module, progress: Callable[[str], None]) -> str:
         model.set_submodule(name, exact)
     kept = ", ".join(f"{shape[1]}>{shape[0]}: {'/'.join(map(str, sizes))}" for shape, sizes in tiles.items())
     progress(f"row-exact products ({kind}), tiles of rows per shape: {kept}")
+    if any(parameter.ndim == 3 for parameter in model.parameters()):
+        progress("mixtures of experts multiply in batches of their own: their bits may depend on other rows")
     return kind
 
 
@@ -97,13 +99,19 @@ class RotaryTable(nn.Module):
         """As ``source``; ``position_ids`` is ``[1, tokens]``."""
         key = (x.dtype, args, tuple(sorted(kwargs.items())))
         if key not in self._tables:
-            everything = torch.arange(self.positions, device=position_ids.device)[None]
-            cos, sin = self.source(x, everything, *args, **kwargs)
-            if cos.shape[:2] != everything.shape:
-                raise ModelUnsupported(f"rotary embedding of shape {tuple(cos.shape)} for positions [1, n]")
-            self._tables[key] = cos[0].contiguous(), sin[0].contiguous()
+            self._tables[key] = self._table(x, position_ids.device, *args, **kwargs)
         cos, sin = self._tables[key]
         return F.embedding(position_ids, cos), F.embedding(position_ids, sin)
+
+    def _table(
+        self, x: torch.Tensor, device: torch.device, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        everything = torch.arange(self.positions, device=device)[None]
+        given = self.source(x, everything, *args, **kwargs)
+        if not isinstance(given, tuple) or len(given) != 2 or given[0].shape[:2] != everything.shape:
+            raise ModelUnsupported(f"{type(self.source).__name__}: rotary embeddings other than (cos, sin) by position")
+        cos, sin = given
+        return cos[0].contiguous(), sin[0].contiguous()
 
 
 def inspect(model: PreTrainedModel, layers: int, context_length: int) -> tuple[tuple[LayerSpec, ...], int]:
@@ -153,7 +161,8 @@ class _Inspector:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int) or layer in self.specs:
             raise self.refusal("attends more than once in a layer, or has layers without an index")
-        odd = sorted(name for name, given in options.items() if name not in _HARMLESS and given is not None)
+        given = {name for name, value in options.items() if value is not None and value is not False}
+        odd = sorted(given - _HARMLESS)
         if odd:
             raise self.refusal(f"attention with {', '.join(odd)}")
         if not getattr(module, "is_causal", True):
@@ -202,9 +211,11 @@ def _inspected(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    octavo_step: _Inspector,
+    octavo_step: _Inspector | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
+    if octavo_step is None:
+        raise ModelUnsupported(f"{type(module).__name__}: a model that does not pass its arguments on to attention")
     octavo_step.note(module, (query.shape, key.shape, value.shape), attention_mask, options)
     return torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format), None
 

@@ -93,10 +93,10 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     progress(f"reading {files.name} as {_name(files.dtype)}")
     model = _weights(files)
     config = model.config.get_text_config()
-    adapt.swap_rotary(model, files.context_length)
-    products = adapt.swap_products(model, progress) if files.device.type == "cpu" else "library"
     torch.nn.Module.to(model, files.device)
     layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
+    adapt.swap_rotary(model, files.context_length)
+    products = adapt.swap_products(model, progress) if files.device.type == "cpu" else "library"
     attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device)
     kernels = sorted({f"{method.name}/{method.heads.narrow}" for method in attention.methods})
     progress(f"attention over pages: {', '.join(kernels)}; {num_blocks} blocks of {block_size}")
@@ -129,6 +129,7 @@ def _weights(files: ModelFiles) -> PreTrainedModel:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that the report has them
             )
     except ModuleNotFoundError:
         raise
@@ -148,8 +149,11 @@ def _check(runner: HfRunner, dtype: torch.dtype) -> None:
     blocks = -(-count // runner.block_size)
     texts = [[(seed + 7 * index) % runner.vocab_size for index in range(count)] for seed in (11, 4)]
     tables = [list(range(start, start + blocks)) for start in (0, blocks)]
-    ours = runner.forward([StepRow(text, 0, table, True) for text, table in zip(texts, tables, strict=True)])
     model = runner.model
+    try:
+        ours = runner.forward([StepRow(text, 0, table, True) for text, table in zip(texts, tables, strict=True)])
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelUnsupported(f"{model.config.model_type}: its forward pass does not fit pages: {error!r}") from error
     model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():
