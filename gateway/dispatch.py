@@ -83,8 +83,8 @@ class Dispatch:
                 refused[target.incarnation] = f"its queue is full ({error.depth} of {error.limit})"
             except WorkerGone:
                 refused[target.incarnation] = "it is gone"
-                workers = await self._models.workers(served.card.fingerprint)
-        name = served.card.name
+                workers = await self._models.workers(served)
+        name = served.name
         if full is not None:
             raise Overloaded(f"all queues of model {name!r} are full ({full.limit} jobs each); try again later")
         raise NoWorker(f"no live worker of model {name!r} takes jobs")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import logging
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -12,21 +13,27 @@ from gateway.errors import AdmissionError, ModelNotFound, NoWorker, shown
 from gateway.router import READY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gateway.tasks import Tasks
     from gateway.tokenize import ModelTokenizer, TokenizerPool
-    from kvstore.registry import ModelCard, Registry, WorkerInfo
+    from kvstore.registry import Registry, WorkerInfo
+
+logger = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 16
-"""Models whose tokenizer is kept, and names that are remembered after their last worker has gone."""
+"""Tokenizers that are kept, and names that are remembered after their last worker has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that can be served now. `workers`: live, ready, and all of the card's fingerprint; never empty."""
+    """A model that can be served now. `workers`: live, ready, and all of one name and one tokenizer; never empty.
 
-    card: ModelCard
+    They may have several fingerprints, as those tell devices and kernels apart: what one worker answers another may
+    answer with other bits, but both take the same requests.
+    """
+
+    name: str
     tokenizer: ModelTokenizer
     workers: tuple[WorkerInfo, ...]
 
@@ -34,6 +41,16 @@ class Served:
     def context_length(self) -> int:
         """Tokens that a prompt and its answer may have together on any of the workers."""
         return min(worker.context_length for worker in self.workers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids below this are known to all of the workers."""
+        return min(worker.vocab_size for worker in self.workers)
+
+    @property
+    def fingerprint(self) -> str:
+        """The one that most of the workers have."""
+        return _most_common(worker.fingerprint for worker in self.workers)
 
 
 class Models:
@@ -43,62 +60,82 @@ class Models:
         self._registry = registry
         self._pool = pool
         self._tasks = tasks
-        self._loads: dict[str, asyncio.Task[tuple[ModelCard, ModelTokenizer]]] = {}
+        self._loads: dict[str, asyncio.Task[ModelTokenizer]] = {}
         self._known: dict[str, None] = {}
+        self._divided: frozenset[str] = frozenset()
 
     async def find(self, name: str) -> Served:
         """The model of that name, or the only one when `name` is empty.
 
         Raises AdmissionError (no name, several models), ModelNotFound, NoWorker, BrokerError.
         """
-        live = await self._registry.workers()
-        self._remember(live)
-        workers = choose(live, name, self._known)
-        card, tokenizer = await self._load(workers[0].fingerprint)
-        return Served(card, tokenizer, workers)
+        workers = choose(await self._read(), name, self._known)
+        return Served(workers[0].model, await self._load(workers), workers)
 
     async def refresh(self) -> None:
         """Loads the tokenizers of models that have appeared, so that no caller waits for it."""
-        live = await self._registry.workers()
-        self._remember(live)
-        for fingerprint in sorted({worker.fingerprint for worker in live})[:MAX_KEPT]:
+        live = await self._read()
+        self._warn_of_divided(live)
+        for digest in sorted({worker.tokenizer for worker in live})[:MAX_KEPT]:
             with suppress(NoWorker):  # its workers are about to publish it
-                await self._load(fingerprint)
+                await self._load([worker for worker in live if worker.tokenizer == digest])
 
-    async def workers(self, fingerprint: str) -> tuple[WorkerInfo, ...]:
-        """Live and ready workers of one fingerprint."""
+    async def workers(self, served: Served) -> tuple[WorkerInfo, ...]:
+        """Who could take the place of the workers of `served`, as of now."""
+        same = served.name, served.workers[0].tokenizer
+        return tuple(
+            each for each in await self._read() if (each.model, each.tokenizer) == same and each.state == READY
+        )
+
+    async def _read(self) -> Sequence[WorkerInfo]:
+        """The live workers. Remembers their names."""
         live = await self._registry.workers()
-        return tuple(each for each in live if each.fingerprint == fingerprint and each.state == READY)
-
-    def _remember(self, live: Sequence[WorkerInfo]) -> None:
         for worker in live:
             self._known.pop(worker.model, None)
             self._known[worker.model] = None
         while len(self._known) > MAX_KEPT:
             del self._known[next(iter(self._known))]
+        return live
 
-    async def _load(self, fingerprint: str) -> tuple[ModelCard, ModelTokenizer]:
-        """Once for all who ask at the same time. Its own task, so that a caller who leaves does not stop the others."""
-        load = self._loads.pop(fingerprint, None)
+    def _warn_of_divided(self, live: Sequence[WorkerInfo]) -> None:
+        """Once for each name whose workers begin to disagree."""
+        tokenizers: dict[str, set[str]] = defaultdict(set)
+        for worker in live:
+            tokenizers[worker.model].add(worker.tokenizer)
+        divided = frozenset(name for name, digests in tokenizers.items() if len(digests) > 1)
+        for name in sorted(divided - self._divided):
+            logger.warning("the workers of model %r have several tokenizers: only those of one get jobs", name)
+        self._divided = divided
+
+    async def _load(self, workers: Sequence[WorkerInfo]) -> ModelTokenizer:
+        """The tokenizer that these workers share.
+
+        Once for all who ask at the same time. Its own task, so that a caller who leaves does not stop the others.
+        """
+        digest = workers[0].tokenizer
+        load = self._loads.pop(digest, None)
         if load is None or (load.done() and (load.cancelled() or load.exception() is not None)):
-            load = self._tasks.spawn(self._fetch(fingerprint), name=f"tokenizer {fingerprint}")
-        self._loads[fingerprint] = load  # at the end: the most recently used
+            load = self._tasks.spawn(self._fetch(workers), name=f"tokenizer {digest}")
+        self._loads[digest] = load  # at the end: the most recently used
         while len(self._loads) > MAX_KEPT:
             del self._loads[next(iter(self._loads))]
         return await asyncio.shield(load)
 
-    async def _fetch(self, fingerprint: str) -> tuple[ModelCard, ModelTokenizer]:
-        card = await self._registry.model(fingerprint)
-        if card is None:
-            raise NoWorker(f"the workers of fingerprint {fingerprint} have not published their model's tokenizer yet")
-        return card, await self._pool.load(card)
+    async def _fetch(self, workers: Sequence[WorkerInfo]) -> ModelTokenizer:
+        """From the first card that is there: they have one for each fingerprint."""
+        for fingerprint in sorted({worker.fingerprint for worker in workers}):
+            card = await self._registry.model(fingerprint)
+            if card is not None and card.tokenizer == workers[0].tokenizer:
+                return await self._pool.load(card)
+        raise NoWorker(f"the workers of model {shown(workers[0].model)} have not published its tokenizer yet")
 
 
 def choose(live: Sequence[WorkerInfo], name: str, known: dict[str, None]) -> tuple[WorkerInfo, ...]:
-    """The ready workers to serve `name` with: one fingerprint, the one most of them have.
+    """The ready workers to serve `name` with: those of one tokenizer, the one most of them have.
 
-    Several fingerprints of one name happen while a fleet is being updated; they need not agree on token ids, so a
-    request stays with one. `known`: names that have been served before.
+    Whether their fingerprints agree does not matter: these also tell devices apart, and CPUs and GPUs may share a
+    model's requests. Several tokenizers of one name happen while a fleet is being updated, or by a mistake; then a
+    request's token ids would not mean the same to all. `known`: names that have been served before.
     """
     if not live:
         raise NoWorker(f"no live worker{f' serves model {shown(name)}' if name else ''}")
@@ -110,11 +147,14 @@ def choose(live: Sequence[WorkerInfo], name: str, known: dict[str, None]) -> tup
         if wanted in known:
             raise NoWorker(f"no live worker serves model {shown(wanted)}")
         raise ModelNotFound(wanted, names)
-    by_fingerprint: dict[str, list[WorkerInfo]] = defaultdict(list)
-    for worker in live:
-        if worker.model == wanted and worker.state == READY:
-            by_fingerprint[worker.fingerprint].append(worker)
-    if not by_fingerprint:
+    ready = [worker for worker in live if worker.model == wanted and worker.state == READY]
+    if not ready:
         raise NoWorker(f"all live workers of model {shown(wanted)} are draining")
-    most = min(by_fingerprint, key=lambda each: (-len(by_fingerprint[each]), each))
-    return tuple(by_fingerprint[most])
+    most = _most_common(worker.tokenizer for worker in ready)
+    return tuple(worker for worker in ready if worker.tokenizer == most)
+
+
+def _most_common(values: Iterable[str]) -> str:
+    """Of equally common ones the smallest, so that all gateways agree."""
+    counts = Counter(values)
+    return min(counts, key=lambda each: (-counts[each], each))

@@ -100,11 +100,11 @@ class InferenceService:
         """What is served under a name, with the limits that hold on every worker."""
         served = await self._models.find(request.name)
         return inference_pb2.Model(
-            name=served.card.name,
-            fingerprint=served.card.fingerprint,
+            name=served.name,
+            fingerprint=served.fingerprint,
             context_length=served.context_length,
             block_size=served.workers[0].block_size,
-            vocab_size=served.card.vocab_size,
+            vocab_size=served.vocab_size,
             dtype=served.workers[0].dtype,
             workers=len(served.workers),
         )
@@ -144,13 +144,13 @@ class InferenceService:
             raise Overloaded(f"this gateway has {self._max_streams} open streams, its limit; try again later")
         admission.check(request)
         served = await self._models.find(request.model)
-        call.model = served.card.name
+        call.model = served.name
         job = admission.resolve(
             request,
             request_id=request.request_id or uuid.uuid4().hex,
-            model=served.card.name,
+            model=served.name,
             prompt=await self._tokenize(request, served),
-            limits=admission.Limits(served.context_length, served.card.vocab_size),
+            limits=admission.Limits(served.context_length, served.vocab_size),
             seed=secrets.randbits(64),
         )
         order = Order(job, digest_of(request), context.time_remaining)

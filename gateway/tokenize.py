@@ -36,7 +36,6 @@ class ModelTokenizer:
 
         text = card.tokenizer_json.decode()
         config: dict[str, Any] = json.loads(card.tokenizer_config)
-        self._name = card.name
         self._fast = Tokenizer.from_str(text)
         # The same tokenizer for text that must not give control tokens, whatever it contains.
         self._plain = Tokenizer.from_str(text)
@@ -79,7 +78,7 @@ class ModelTokenizer:
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         if not self._template.chat_template:
-            raise AdmissionError("chat", "set", f"model {self._name!r} has no chat template; send text or token_ids")
+            raise AdmissionError("chat", "set", "the model has no chat template; send text or token_ids")
         try:
             rendered = self._template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:

@@ -46,6 +46,8 @@ class WorkerInfo:
     incarnation: str
     model: str
     fingerprint: str
+    tokenizer: str = ""
+    """``ModelCard.tokenizer`` of its card: workers that agree on it take the same token ids."""
     state: str = READY
     """READY or DRAINING; a draining worker is sent no more jobs."""
     device: str = "cpu"
@@ -81,16 +83,23 @@ class Load:
 class ModelCard:
     """What a gateway needs to serve a model without having its files.
 
-    Gateways learn it from the workers, so the two cannot disagree about a tokenizer.
+    Gateways learn it from the workers, so the two cannot disagree about a tokenizer. What the model is called is said
+    by each worker's lease: one fingerprint may be served under several names.
     """
 
-    name: str
     fingerprint: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tokenizer_json: bytes
     tokenizer_config: bytes
     """JSON: bos_token, eos_token, chat_template, ..."""
+
+    @property
+    def tokenizer(self) -> str:
+        """SHA-256 of all that turns prompts into token ids, in hex. Unlike the fingerprint it is the same on every
+        device."""
+        parts = (self.tokenizer_json, self.tokenizer_config)
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
 
 
 def new_incarnation() -> str:
@@ -253,13 +262,12 @@ def _parse_lease(worker: bytes, lease: Any, age_ms: int) -> WorkerInfo:
 
 def _digest(card: ModelCard) -> bytes:
     """Tells whether two cards are the same."""
-    head = json.dumps([card.name, card.vocab_size, card.eos_token_ids, len(card.tokenizer_json)])
+    head = json.dumps([card.vocab_size, card.eos_token_ids, len(card.tokenizer_json)])
     return hashlib.sha256(head.encode() + card.tokenizer_json + card.tokenizer_config).hexdigest().encode()
 
 
 def _card_fields(card: ModelCard) -> list[Any]:
     return [
-        *("name", card.name),
         *("vocab_size", card.vocab_size),
         *("eos_token_ids", json.dumps(card.eos_token_ids)),
         *("tokenizer_json", zlib.compress(card.tokenizer_json)),
@@ -273,7 +281,6 @@ def _parse_card(fingerprint: str, stored: dict[bytes, bytes]) -> ModelCard:
         if not isinstance(eos_token_ids, list) or not all(type(token) is int for token in eos_token_ids):
             raise ValueError("eos_token_ids are no list of numbers")
         card = ModelCard(
-            name=stored[b"name"].decode(),
             fingerprint=fingerprint,
             vocab_size=int(stored[b"vocab_size"]),
             eos_token_ids=tuple(eos_token_ids),

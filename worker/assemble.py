@@ -61,12 +61,19 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         eos_token_ids=files.eos_token_ids,
         fingerprint=runner.fingerprint,
     )
-    name = config.model_name or files.name
+    card = ModelCard(
+        fingerprint=runner.fingerprint,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        tokenizer_json=files.tokenizer_json,
+        tokenizer_config=files.tokenizer_config,
+    )
     info = WorkerInfo(
         id=config.id,
         incarnation=incarnation,
-        model=name,
+        model=config.model_name or files.name,
         fingerprint=runner.fingerprint,
+        tokenizer=card.tokenizer,
         device=files.device.type,
         dtype=str(files.dtype).removeprefix("torch."),
         block_size=config.block_size,
@@ -75,13 +82,5 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         kv_tokens=config.num_blocks * config.block_size,
         max_running=scheduler.max_running,
         metrics=metrics,
-    )
-    card = ModelCard(
-        name=name,
-        fingerprint=runner.fingerprint,
-        vocab_size=runner.vocab_size,
-        eos_token_ids=files.eos_token_ids,
-        tokenizer_json=files.tokenizer_json,
-        tokenizer_config=files.tokenizer_config,
     )
     return Assembled(engine, info, card)

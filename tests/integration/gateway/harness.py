@@ -52,34 +52,32 @@ def train_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def card(name: str = "tiny", fingerprint: str = "f" * 16) -> ModelCard:
+def tiny_card(fingerprint: str = "f" * 16, *, template: str = TEMPLATE) -> ModelCard:
     """What the scripted workers publish."""
     tokenizer = train_tokenizer()
     return ModelCard(
-        name=name,
         fingerprint=fingerprint,
         vocab_size=VOCAB,
         eos_token_ids=(0,),
         tokenizer_json=tokenizer.to_str().encode(),
-        tokenizer_config=json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}).encode(),
+        tokenizer_config=json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode(),
     )
 
 
 class ScriptedWorker:
     """One worker's life on the broker. The test claims jobs and commits chunks by hand."""
 
-    def __init__(self, broker: Broker, worker: str = "w0", *, model: ModelCard | None = None, **info: Any) -> None:
-        self.card = model or card()
+    def __init__(self, broker: Broker, worker: str = "w0", *, card: ModelCard | None = None, **info: Any) -> None:
+        self.card = card or tiny_card()
         self.broker = broker
         self.jobs = Jobs(broker)
         self.registry = Registry(broker)
         self.info = WorkerInfo(
             id=worker,
             incarnation=new_incarnation(),
-            model=self.card.name,
             fingerprint=self.card.fingerprint,
-            vocab_size=self.card.vocab_size,
-            **{"context_length": CONTEXT, **info},
+            tokenizer=self.card.tokenizer,
+            **{"model": "tiny", "vocab_size": self.card.vocab_size, "context_length": CONTEXT, **info},
         )
         self.ended_outside: asyncio.Queue[str] = asyncio.Queue()
         self._reader = broker.blocking()

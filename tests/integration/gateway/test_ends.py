@@ -18,12 +18,12 @@ from octavo.v1.inference_pb2 import CANCELLED, ERROR, CancelRequest
 from tests.integration.gateway.harness import (
     Client,
     ScriptedWorker,
-    card,
     chunk,
     collect,
     failure,
     request,
     running_gateway,
+    tiny_card,
     tokens,
 )
 from tests.support.waiting import until
@@ -197,7 +197,7 @@ async def test_the_streams_of_a_dead_worker_end_and_its_neighbours_go_on(
     worker: ScriptedWorker, client: Client, broker: Broker
 ) -> None:
     """8 streams: half have output, all end within 5 s of the last heartbeat; the other worker's are untouched."""
-    doomed = ScriptedWorker(broker, "w1", model=card("other", "e" * 16))
+    doomed = ScriptedWorker(broker, "w1", card=tiny_card("e" * 16), model="other")
     await doomed.start()
     lost = [client.generate(request(f"lost{index}", model="other")) for index in range(8)]
     kept = [client.generate(request(f"kept{index}", model="tiny")) for index in range(4)]

@@ -56,7 +56,7 @@ async def test_running_work_ends_and_new_work_is_refused(stage: Stage) -> None:
         assert await stage.log(request_id) == step
     assert await stage.load(worker) == (0, 0)
     await stage.registry.leave(worker.id, worker.incarnation)
-    await stage.registry.publish_model(ModelCard("m", "f", 1, (), b"{}", b"{}"))
+    await stage.registry.publish_model(ModelCard("f", 1, (), b"{}", b"{}"))
     assert await stage.registry.model("f") is not None
 
     await drain(stage.broker)

@@ -24,6 +24,7 @@ INFO = WorkerInfo(
     incarnation="0123456789abcdef",
     model="smollm2-135m",
     fingerprint="fp",
+    tokenizer="0" * 64,
     state="ready",
     device="cpu",
     dtype="bfloat16",
@@ -41,7 +42,6 @@ INFO = WorkerInfo(
 )
 
 CARD = ModelCard(
-    name="smollm2-135m",
     fingerprint="fp",
     vocab_size=49152,
     eos_token_ids=(2, 0),
@@ -197,9 +197,9 @@ async def test_a_models_card(stage: Stage, broker: Broker) -> None:
     await stage.registry.publish_model(CARD)
     assert await stage.registry.model("fp") == CARD
     assert await broker.call("MEMORY", "USAGE", broker.keys.model("fp")) < 2000
-    renamed = replace(CARD, name="other")
-    await stage.registry.publish_model(renamed)
-    assert await stage.registry.model("fp") == renamed
+    changed = replace(CARD, vocab_size=49280)
+    await stage.registry.publish_model(changed)
+    assert await stage.registry.model("fp") == changed
 
 
 async def test_a_card_is_extended_without_sending_it_again(broker: Broker) -> None:
@@ -217,6 +217,13 @@ async def test_a_card_is_extended_without_sending_it_again(broker: Broker) -> No
     await until(gone)
 
 
+def test_a_tokenizers_digest_is_of_both_its_files_and_nothing_else() -> None:
+    assert replace(CARD, fingerprint="gpu", vocab_size=1, eos_token_ids=()).tokenizer == CARD.tokenizer
+    parts = [(b"ab", b"c"), (b"a", b"bc"), (b"ab", b"d")]
+    cards = [replace(CARD, tokenizer_json=first, tokenizer_config=second) for first, second in parts]
+    assert len({card.tokenizer for card in cards}) == 3
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -227,7 +234,6 @@ async def test_a_card_is_extended_without_sending_it_again(broker: Broker) -> No
         ("vocab_size", b"many"),
         ("eos_token_ids", b'{"a": 1}'),
         ("eos_token_ids", b"["),
-        ("name", b"\xff"),
         ("digest", b""),
     ],
 )

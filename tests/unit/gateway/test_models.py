@@ -9,8 +9,10 @@ from gateway.models import choose
 from kvstore.registry import WorkerInfo
 
 
-def worker(name: str, model: str = "m", fingerprint: str = "f", state: str = "ready") -> WorkerInfo:
-    return WorkerInfo(id=name, incarnation=f"{name}-1", model=model, fingerprint=fingerprint, state=state)
+def worker(
+    name: str, model: str = "m", fingerprint: str = "f", state: str = "ready", tokenizer: str = "t"
+) -> WorkerInfo:
+    return WorkerInfo(name, f"{name}-1", model, fingerprint, tokenizer, state)
 
 
 def chosen(live: list[WorkerInfo], name: str = "", known: tuple[str, ...] = ()) -> list[str]:
@@ -28,10 +30,16 @@ def test_several_models_need_one() -> None:
     assert chosen(live, "n") == ["b"]
 
 
-def test_one_fingerprint_per_request_the_one_that_most_workers_have() -> None:
-    live = [worker("a", fingerprint="old"), worker("b", fingerprint="new"), worker("c", fingerprint="new")]
+def test_fingerprints_do_not_divide_a_fleet() -> None:
+    """A CPU and a GPU that serve one model share its requests."""
+    live = [worker("a", fingerprint="cpu"), worker("b", fingerprint="gpu"), worker("c", fingerprint="gpu")]
+    assert chosen(live) == ["a", "b", "c"]
+
+
+def test_one_tokenizer_per_request_the_one_that_most_workers_have() -> None:
+    live = [worker("a", tokenizer="old"), worker("b", tokenizer="new"), worker("c", tokenizer="new")]
     assert chosen(live) == ["b", "c"]
-    assert chosen(live[:2]) == ["b"]  # even: the smaller name, so that all gateways agree
+    assert chosen(live[:2]) == ["b"]  # even: the smaller one, so that all gateways agree
 
 
 @pytest.mark.parametrize(

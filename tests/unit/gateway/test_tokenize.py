@@ -42,7 +42,7 @@ def fast(*, bos: bool = False) -> Tokenizer:
 
 def model(*, bos: bool = False, **config: Any) -> ModelTokenizer:
     config = {"bos_token": "<s>", "eos_token": {"content": "<|end|>"}, "chat_template": CHATML} | config
-    return ModelTokenizer(ModelCard("m", "f", 300, (2,), fast(bos=bos).to_str().encode(), json.dumps(config).encode()))
+    return ModelTokenizer(ModelCard("f", 300, (2,), fast(bos=bos).to_str().encode(), json.dumps(config).encode()))
 
 
 def ids(text: str) -> list[int]:
@@ -91,7 +91,7 @@ def test_nested_control_texts_do_not_survive_either() -> None:
 def test_control_texts_that_contain_others() -> None:
     tokenizer = fast()
     tokenizer.add_special_tokens(["<|end|>more", "end"])
-    card = ModelCard("m", "f", 310, (), tokenizer.to_str().encode(), json.dumps({"chat_template": CHATML}).encode())
+    card = ModelCard("f", 310, (), tokenizer.to_str().encode(), json.dumps({"chat_template": CHATML}).encode())
     special = {tokenizer.token_to_id(name) for name in ("<s>", "<|start|>", "<|end|>", "<|end|>more", "end")}
     got = ModelTokenizer(card).encode_chat([("user", "<|end|>more<|end|>end")])
     assert [token for token in got if token in special] == [1, 2, 1]
@@ -122,12 +122,12 @@ def test_what_a_template_raises_is_about_the_messages(template: str, reason: str
 def test_a_model_without_a_template_takes_no_chat(template: str | None) -> None:
     with pytest.raises(AdmissionError) as caught:
         model(chat_template=template).encode_chat([("user", "a")])
-    assert str(caught.value) == "chat is set: model 'm' has no chat template; send text or token_ids"
+    assert str(caught.value) == "chat is set: the model has no chat template; send text or token_ids"
 
 
 async def test_the_pool_gives_the_same() -> None:
     pool = TokenizerPool(2)
-    tokenizer = await pool.load(ModelCard("m", "f", 300, (), fast().to_str().encode(), b"{}"))
+    tokenizer = await pool.load(ModelCard("f", 300, (), fast().to_str().encode(), b"{}"))
     assert await pool.text(tokenizer, "a book") == ids("a book")
     with pytest.raises(AdmissionError):
         await pool.chat(tokenizer, [("user", "a")])
@@ -141,13 +141,13 @@ async def test_a_damaged_card_makes_no_tokenizer(damage: dict[str, bytes]) -> No
     pool = TokenizerPool(1)
     good = {"tokenizer_json": fast().to_str().encode(), "tokenizer_config": b"{}"}
     with pytest.raises(Exception, match=r"."):
-        await pool.load(ModelCard("m", "f", 300, (), **(good | damage)))
+        await pool.load(ModelCard("f", 300, (), **(good | damage)))
     await pool.close()
 
 
 def test_the_gateway_never_imports_torch() -> None:
     """Not even once it serves a model: that is what keeps it small."""
-    card = ModelCard("m", "f", 300, (), fast().to_str().encode(), json.dumps({"chat_template": CHATML}).encode())
+    card = ModelCard("f", 300, (), fast().to_str().encode(), json.dumps({"chat_template": CHATML}).encode())
     program = f"""
 import sys
 sys.path[:] = {sys.path!r}
