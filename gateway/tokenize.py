@@ -94,10 +94,14 @@ class TokenizerPool:
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._loading = asyncio.Lock()
 
     async def load(self, card: ModelCard) -> ModelTokenizer:
         """Raises what a card that makes no tokenizer raises: ValueError, KeyError, Exception of tokenizers."""
-        return await self._run(lambda: ModelTokenizer(card))
+        # One at a time: transformers imports its parts when they are first asked for, and a second thread that asks
+        # meanwhile finds a module that is not all there. It also leaves the other threads to prompts.
+        async with self._loading:
+            return await self._run(lambda: ModelTokenizer(card))
 
     async def text(self, tokenizer: ModelTokenizer, text: str) -> list[int]:
         """As ``ModelTokenizer.encode_text``."""

@@ -145,6 +145,27 @@ async def test_a_damaged_card_makes_no_tokenizer(damage: dict[str, bytes]) -> No
     await pool.close()
 
 
+def test_the_first_two_models_may_come_at_once() -> None:
+    """In a process that has not imported transformers yet."""
+    cards = [ModelCard(name, 300, (), fast().to_str().encode(), b"{}") for name in ("f", "g")]
+    program = f"""
+import asyncio
+import sys
+sys.path[:] = {sys.path!r}
+from gateway.tokenize import TokenizerPool
+from kvstore.registry import ModelCard
+async def main():
+    pool = TokenizerPool(2)
+    first, second = await asyncio.gather(*(pool.load(card) for card in {cards!r}))
+    assert first.encode_text("a book") == second.encode_text("a book")
+    await pool.close()
+assert "transformers" not in sys.modules
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_gateway_never_imports_torch() -> None:
     """Not even once it serves a model: that is what keeps it small."""
     card = ModelCard("f", 300, (), fast().to_str().encode(), json.dumps({"chat_template": CHATML}).encode())
