@@ -20,12 +20,16 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
 from worker.config import MAX_ID_LENGTH, WorkerConfig
+from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
 
 if TYPE_CHECKING:
     from worker.loop import WorkerLoop
 
 logger = logging.getLogger("worker")
+
+EXIT_STUCK = 70
+"""Exit status of a worker that gave itself up."""
 
 
 def default_id() -> str:
@@ -74,6 +78,7 @@ OPTIONS = [
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
     option("--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that running jobs get at SIGTERM."),
+    option("--orphan-grace", type=click.FloatRange(min=0), default=10.0, help="And when their gateway has died."),
 ]
 
 
@@ -82,8 +87,13 @@ def run(**flags: object) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(serve(config_of(flags)))
-    except (KvError, ModelError) as error:
+    except (KvError, ModelError, LeaseLostError) as error:
         raise click.ClickException(str(error)) from error
+    except StuckError as error:
+        # Not the ordinary way out: it would wait for the engine's thread, which may never return.
+        logger.critical("%s", error)
+        logging.shutdown()
+        os._exit(EXIT_STUCK)
 
 
 command = click.Command("worker", callback=run, params=list(OPTIONS), help=run.__doc__)
@@ -128,6 +138,8 @@ async def serve(config: WorkerConfig) -> None:
         # What is loaded now stays: without this every full collection walks it, in the middle of a step and at exit.
         gc.collect()
         gc.freeze()
+        if stop.is_set():
+            return
         registry = Registry(broker)
         await registry.publish_model(worker.card)
         await registry.register(worker.info)

@@ -35,6 +35,8 @@ class WorkerConfig:
     metrics_port: int = 0
     grace: float = 30.0
     """How long running jobs may go on after SIGTERM."""
+    orphan_grace: float = 10.0
+    """How long a job goes on when its gateway has died."""
 
     @property
     def num_blocks(self) -> int:

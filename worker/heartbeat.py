@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.errors import KvError
-from kvstore.jobs import Jobs
-from kvstore.registry import HEARTBEAT_S, MODEL_RENEW_S, ModelCard, Registry, WorkerInfo
+from kvstore.jobs import Finished, Jobs
+from kvstore.registry import HEARTBEAT_S, ModelCard, Registry, WorkerInfo
+from worker.errors import LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-class LeaseLostError(RuntimeError):
-    """Another process took this worker's id: nothing that this one writes would be accepted."""
+CARD_S = 5.0
+"""How often the model's card is renewed; also how long gateways may miss it after Redis has lost everything."""
 
 
 class Heartbeat:
@@ -48,6 +48,8 @@ class Heartbeat:
         self._orphan_grace_s = orphan_grace_s
         self._draining = asyncio.Event()
         self._gone: dict[str, float] = {}
+        self.told_of_drain = False
+        """Whether the fleet knows that this worker takes no more jobs."""
 
     def drain(self) -> None:
         """Tells the fleet at once that this worker takes no more jobs."""
@@ -55,26 +57,46 @@ class Heartbeat:
         self._draining.set()
 
     async def run(self) -> None:
-        """Never returns. Raises LeaseLostError."""
-        card_due = 0.0
+        """Renews the lease. Never returns; raises LeaseLostError.
+
+        A renewal that takes long is given up and repeated at once: the lease is short, and one stalled connection must
+        not cost it.
+        """
         while True:
             draining = self._draining.is_set()
             try:
-                if not await self._registry.renew(self._live_info()):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    held = await self._registry.renew(self._live_info())
+            except TimeoutError:
+                logger.warning("renewing the lease takes long, trying again")
+                continue
+            except KvError as error:
+                logger.warning("renewing the lease failed: %s", error)
+            else:
+                if not held:
                     raise LeaseLostError(f"another process holds the lease of worker {self._info.id}")
+                self.told_of_drain = draining
+            await self._pause(draining)
+
+    async def tend(self) -> None:
+        """Renews the model's card and ends jobs that nobody reads. Never returns."""
+        card_due = 0.0
+        while True:
+            try:
                 if time.monotonic() >= card_due:
                     await self._registry.publish_model(self._card)
-                    card_due = time.monotonic() + MODEL_RENEW_S
+                    card_due = time.monotonic() + CARD_S
                 await self._end_orphans()
             except KvError as error:
-                logger.warning("heartbeat failed: %s", error)
-            await self._pause(draining)
+                logger.warning("upkeep failed, trying again: %s", error)
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def leave(self) -> None:
         """Gives the lease back, so that the fleet need not wait for it to lapse."""
         try:
-            await self._registry.leave(self._info.id, self._info.incarnation)
-        except KvError as error:
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._registry.leave(self._info.id, self._info.incarnation)
+        except (KvError, TimeoutError) as error:
             logger.warning("could not give back the lease, it will lapse: %s", error)
 
     async def _pause(self, told: bool) -> None:
@@ -100,13 +122,17 @@ class Heartbeat:
         )
 
     async def _end_orphans(self) -> None:
-        """Ends jobs whose gateway has been dead for the grace time: nobody reads them."""
+        """Ends jobs whose gateway has been dead for the grace time, unless another gateway reads them by now."""
         gateways = self._journal.gateways()
         live = await self._registry.live_gateways(gateways) if gateways else set()
         now = time.monotonic()
         dead = gateways - live
         self._gone = {gateway: self._gone.get(gateway, now) for gateway in dead}
         overdue = {gateway for gateway, since in self._gone.items() if now - since >= self._orphan_grace_s}
-        for request_id in self._journal.of_gateways(overdue):
-            logger.info("ending %s: its gateway is gone", request_id)
-            await self._jobs.cancel(request_id)
+        for request_id, gateway in self._journal.of_gateways(overdue):
+            if await self._jobs.cancel(request_id, gateway=gateway) is Finished.FENCED:
+                job = await self._jobs.get(request_id)
+                if job is not None:
+                    self._journal.read_by(request_id, job.gateway)
+            else:
+                logger.info("ended %s: its gateway is gone", request_id)

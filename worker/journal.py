@@ -27,6 +27,8 @@ class Running:
     """A job between its claim and its end, as this process sees it. Times are of the caller's monotonic clock."""
 
     claim: Claim
+    gateway: str
+    """Incarnation that reads the job now; at first the one that submitted it."""
     claimed_at: float
     deadline: float | None
     next_index: int = 0
@@ -40,17 +42,25 @@ class Journal:
 
     worker: str
     running: dict[str, Running] = field(default_factory=dict)
+    ending: dict[str, Claim] = field(default_factory=dict)
+    """Jobs whose last delivery is on its way to Redis, which still takes them for running."""
 
     def open(self, claim: Claim, now: float) -> Request:
         """Records a claim and returns what the engine is to run."""
         deadline = None if claim.remaining_ms is None else now + claim.remaining_ms / 1000
-        self.running[claim.job.request_id] = Running(claim, now, deadline)
+        self.running[claim.job.request_id] = Running(claim, claim.gateway, now, deadline)
         return request_of(claim.job)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this very claim is running already: it was repeated after a lost reply."""
-        held = self.running.get(claim.job.request_id)
-        return held is not None and (held.claim.entry_id, held.claim.attempt) == (claim.entry_id, claim.attempt)
+        """Whether this very claim was taken already: it is repeated after a lost reply."""
+        running = self.running.get(claim.job.request_id)
+        held = running.claim if running else self.ending.get(claim.job.request_id)
+        return held is not None and (held.entry_id, held.attempt) == (claim.entry_id, claim.attempt)
+
+    def settle(self, delivery: job_pb2.Delivery) -> None:
+        """Redis has answered for a delivery, one way or another."""
+        if delivery.chunk.finish:
+            self.ending.pop(delivery.request_id, None)
 
     def drop(self, request_id: str) -> Running | None:
         """Forgets a job that was ended elsewhere."""
@@ -60,10 +70,16 @@ class Journal:
         return [i for i, job in self.running.items() if job.deadline is not None and job.deadline <= now]
 
     def gateways(self) -> set[str]:
-        return {job.claim.gateway for job in self.running.values()}
+        return {job.gateway for job in self.running.values()}
 
-    def of_gateways(self, gateways: set[str]) -> list[str]:
-        return [i for i, job in self.running.items() if job.claim.gateway in gateways]
+    def of_gateways(self, gateways: set[str]) -> list[tuple[str, str]]:
+        """Request ids with the gateway that reads each."""
+        return [(i, job.gateway) for i, job in self.running.items() if job.gateway in gateways]
+
+    def read_by(self, request_id: str, gateway: str) -> None:
+        """Another gateway reads the job now."""
+        if request_id in self.running:
+            self.running[request_id].gateway = gateway
 
     def record(self, output: Output, now: float) -> job_pb2.Delivery | None:
         """The delivery for one engine output; None when its job is no longer ours."""
@@ -103,14 +119,15 @@ class Journal:
                     attempts=job.claim.attempt,
                 )
             )
-            del self.running[output.request_id]
+            self._end(output.request_id)
         return delivery
 
     def fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> job_pb2.Delivery | None:
         """Ends a job from the shell: the terminal delivery to commit, or None when it is not ours."""
-        job = self.running.pop(request_id, None)
+        job = self.running.get(request_id)
         if job is None:
             return None
+        self._end(request_id)
         return job_pb2.Delivery(
             request_id=request_id,
             attempt=job.claim.attempt,
@@ -123,6 +140,9 @@ class Journal:
                 attempts=job.claim.attempt,
             ),
         )
+
+    def _end(self, request_id: str) -> None:
+        self.ending[request_id] = self.running.pop(request_id).claim
 
 
 def request_of(job: job_pb2.Job) -> Request:

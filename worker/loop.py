@@ -1,12 +1,11 @@
-"""The shell around the engine: claims jobs from Redis, drives steps, commits what they produced.
+"""The shell around the engine: takes claims, drives steps, hands what they produced to Redis.
 
-    intake ──claims──▶ inbox ─┐                               ┌─▶ committer ──▶ Redis
-    doorbell ─ended elsewhere─┼─▶ (between steps) engine.step ─┤
-    deadlines, dead gateways ─┘        in its own thread       └─▶ at most COMMITS_AHEAD steps wait there
+    intake ──claims, ended jobs──▶ (between steps) engine.step ──deliveries──▶ committer ──▶ Redis
+    deadlines, the drain's end ──▶       in its own thread                     at most STEPS_AHEAD steps wait there
 
-The engine never waits for Redis: the commit of a step overlaps the next step. Only when commits fall behind (a slow or
-absent Redis) does the next step wait, so that what is buffered stays bounded. The engine is touched between steps and
-by the step's thread, never by both at once.
+The engine never waits for Redis: the commit of a step overlaps the next steps. Only when commits fall far behind (Redis
+is away) does the next step wait, so that what is buffered stays bounded. The engine is touched between steps by the
+event loop and during steps by their thread, never by both at once.
 """
 
 from __future__ import annotations
@@ -17,32 +16,31 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvstore.doorbell import RECONNECTED, Doorbell
-from kvstore.errors import CommitGap, KvError
-from kvstore.jobs import Claim, Commit, Jobs, JobState
+from kvstore.errors import KvError
+from kvstore.jobs import Claim, Commit, Jobs
 from octavo.v1 import inference_pb2, job_pb2
+from worker.committer import Committer
 from worker.engine import AdmissionError, Engine
+from worker.errors import StuckError
 from worker.heartbeat import Heartbeat
+from worker.intake import Intake
 from worker.journal import Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvstore.client import Broker
-    from kvstore.entries import Entry
     from kvstore.registry import ModelCard, WorkerInfo
     from worker.config import WorkerConfig
     from worker.metrics import WorkerMetrics
+    from worker.step import EngineStats
 
 logger = logging.getLogger(__name__)
 
-COMMITS_AHEAD = 2
-"""Steps whose output may wait for Redis before the engine does."""
-BLOCK_MS = 500
-"""How long one read of the worker's stream blocks; also how soon a drain is noticed."""
-RETRY_S = 0.2
-ORPHAN_GRACE_S = 10.0
-"""How long a job goes on when its gateway has died."""
+DRAIN_LOOK_S = 0.2
+"""How often an idle worker that drains looks whether it may go."""
+DRAIN_MARGIN_S = 3.0
+"""What a drain gets beyond its grace time, to tell Redis how its jobs ended."""
+STEP_LIMIT_S = 120.0
+"""A step that takes longer is not coming back."""
 
 
 class WorkerLoop:
@@ -58,22 +56,17 @@ class WorkerLoop:
         metrics: WorkerMetrics,
     ) -> None:
         self._config = config
-        self._broker = broker
         self._engine = engine
-        self._info = info
         self._metrics = metrics
         self._jobs = Jobs(broker)
-        self._reader = broker.blocking()
         self._journal = Journal(config.id)
-        self._heartbeat = Heartbeat(broker, info, card, self._journal, engine.stats, ORPHAN_GRACE_S)
-        self._inbox: list[Claim] = []
-        self._dropped: set[str] = set()
-        self._commits: asyncio.Queue[list[job_pb2.Delivery]] = asyncio.Queue(COMMITS_AHEAD)
-        self._wake = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._stats: EngineStats = engine.stats()
+        self._heartbeat = Heartbeat(broker, info, card, self._journal, lambda: self._stats, config.orphan_grace)
+        self._intake = Intake(broker, config.id, info.incarnation, self._journal, config.max_running)
+        self._committer = Committer(self._jobs, config.id, info.incarnation, self._settled)
         self._draining = asyncio.Event()
         self._drained_by: float | None = None
+        self._step_began: float | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     def drain(self) -> None:
@@ -83,97 +76,109 @@ class WorkerLoop:
             self._drained_by = time.monotonic() + self._config.grace
             self._draining.set()
             self._heartbeat.drain()
-            self._wake.set()
+            self._intake.news.set()
 
     async def run(self) -> None:
-        """Serves until drained. Raises `LeaseLostError`, or whatever broke a part that can't go on without it."""
-        committer = asyncio.create_task(self._committer(), name="committer")
-        services = [
-            asyncio.create_task(self._heartbeat.run(), name="heartbeat"),
-            asyncio.create_task(self._intake(), name="intake"),
-            asyncio.create_task(self._doorbell(), name="doorbell"),
-        ]
-        stepper = asyncio.create_task(self._stepper(), name="stepper")
+        """Serves until drained. Raises StuckError, LeaseLostError, or what broke a part that can't do without it."""
+        self._tell(self._stats)
+        await self._intake.open()
+        parts = {
+            "steps": self._work(),
+            "committer": self._committer.run(),
+            "lease": self._heartbeat.run(),
+            "upkeep": self._heartbeat.tend(),
+            "intake": self._intake.read(),
+            "doorbell": self._intake.listen(),
+            "watch": self._watch(),
+        }
+        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         try:
-            await asyncio.wait([stepper, committer, *services], return_when=asyncio.FIRST_COMPLETED)
-            for task in (stepper, committer, *services):
-                if task.done():
-                    task.result()
-            await self._flush(committer)
+            # Only the first ends by itself, when the worker is drained; of the others an end is a failure.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            for task in (stepper, committer, *services):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stepper, committer, *services, return_exceptions=True)
-            self._thread.shutdown(wait=True)
-            await self._reader.aclose()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._thread.shutdown(wait=False)
+            await self._intake.close()
             await self._heartbeat.leave()
 
-    async def _flush(self, committer: asyncio.Task[None]) -> None:
-        """Waits until all output has reached Redis, but not beyond the grace time."""
-        flushed = asyncio.create_task(self._commits.join())
-        await asyncio.wait([flushed, committer], timeout=self._config.grace, return_when=asyncio.FIRST_COMPLETED)
-        flushed.cancel()
-
-    # Steps
-
-    async def _stepper(self) -> None:
+    async def _work(self) -> None:
+        """Steps until drained; then waits until Redis has all their output."""
         loop = asyncio.get_running_loop()
+        idle = True
         while True:
             await self._apply_changes()
             if not self._engine.has_work:
-                self._publish_stats()
+                if not idle:
+                    self._engine.check_integrity()
+                    self._tell(self._engine.stats())
+                idle = True
                 if self._draining.is_set() and await self._nothing_left():
-                    return
-                await self._wait_for_work()
+                    break
+                await self._wait_for_news()
                 continue
-            started = time.monotonic()
+            idle = False
+            self._step_began = began = time.monotonic()
             step = await loop.run_in_executor(self._thread, self._engine.step)
-            now = time.monotonic()
-            self._metrics.step(step.stats, now - started)
+            self._step_began, now = None, time.monotonic()
+            self._metrics.step(step.stats, now - began)
+            self._tell(step.stats)
             for failure in step.failures:
                 logger.error("a step failed", exc_info=failure)
-            self._publish_stats()
-            deliveries = [d for o in step.outputs if (d := self._journal.record(o, now)) is not None]
-            await self._hand_over(deliveries)
+            await self._hand_over([d for o in step.outputs if (d := self._journal.record(o, now)) is not None])
+        await self._committer.flushed()
 
-    async def _wait_for_work(self) -> None:
-        timeout = BLOCK_MS / 1000 if self._draining.is_set() else None
+    def _tell(self, stats: EngineStats) -> None:
+        self._stats = stats
+        self._metrics.engine(stats)
+
+    async def _wait_for_news(self) -> None:
         try:
-            async with asyncio.timeout(timeout):
-                await self._wake.wait()
+            async with asyncio.timeout(DRAIN_LOOK_S if self._draining.is_set() else None):
+                await self._intake.news.wait()
         except TimeoutError:
             return
-        self._wake.clear()
 
     async def _nothing_left(self) -> bool:
-        """Whether a draining worker may go: no job here, and none routed here in the meantime."""
-        if self._inbox or self._journal.running:
-            return False
+        """Whether a draining worker may go: no job is here, none is in its stream, and none can be routed here."""
         if self._drained_by is not None and time.monotonic() >= self._drained_by:
             return True
+        if self._intake.waiting or self._committer.unsettled or not self._heartbeat.told_of_drain:
+            return False
         try:
             queues = await self._jobs.queues()
         except KvError:
             return False
-        mine = [q for q in queues if q.worker == self._config.id]
-        return self._commits.empty() and all(q.undelivered + q.pending == 0 for q in mine)
+        return all(q.undelivered + q.pending == 0 for q in queues if q.worker == self._config.id)
+
+    async def _watch(self) -> None:
+        """Raises StuckError when a step does not return, or a drain does not end within its time."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            if self._step_began is not None and now - self._step_began > STEP_LIMIT_S:
+                raise StuckError(f"a step has not returned for {STEP_LIMIT_S:.0f} s")
+            if self._drained_by is not None and now > self._drained_by + DRAIN_MARGIN_S:
+                lost = f"{len(self._journal.running)} jobs running, {self._committer.unsettled} chunks uncommitted"
+                raise StuckError(f"the drain has not ended within its {self._config.grace:g} s: {lost}")
 
     async def _apply_changes(self) -> None:
         """Everything that must not happen during a step: new jobs, jobs ended elsewhere, deadlines, the drain's end."""
         failed: list[job_pb2.Delivery] = []
         now = time.monotonic()
-        for request_id in self._dropped:
+        claims, ended = self._intake.take()
+        for request_id in ended:
             if self._journal.drop(request_id) is not None:
                 self._engine.abort(request_id)
-                self._metrics.jobs.labels("dropped").inc()
-        self._dropped.clear()
-        inbox, self._inbox = self._inbox, []
-        for claim in inbox:
+                self._metrics.ended("dropped")
+        for claim in claims:
             failed += self._admit(claim, now)
         for request_id in self._journal.expired(now):
-            failed += self._fail(
-                request_id, job_pb2.FAILURE_DEADLINE, "the deadline passed while the worker ran the job"
-            )
+            error = "the deadline passed while the worker ran the job"
+            failed += self._fail(request_id, job_pb2.FAILURE_DEADLINE, error)
         if self._drained_by is not None and now >= self._drained_by:
             for request_id in list(self._journal.running):
                 failed += self._fail(request_id, job_pb2.FAILURE_UNAVAILABLE, f"worker {self._config.id} is leaving")
@@ -198,102 +203,13 @@ class WorkerLoop:
         return [] if delivery is None else [delivery]
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
-        if deliveries:
-            await self._commits.put(deliveries)
-        self._update_room()
+        await self._committer.put(deliveries)
+        self._intake.update_room()
 
-    def _update_room(self) -> None:
-        if len(self._journal.running) + len(self._inbox) < self._config.max_running:
-            self._room.set()
-        else:
-            self._room.clear()
-
-    # Redis
-
-    async def _committer(self) -> None:
-        while True:
-            deliveries = await self._commits.get()
-            for delivery, outcome in zip(deliveries, await self._commit(deliveries), strict=True):
-                if outcome is Commit.FENCED:
-                    self._metrics.fenced.inc()
-                    self._dropped.add(delivery.request_id)
-                elif delivery.chunk.finish:
-                    name = inference_pb2.FinishReason.Name(delivery.chunk.finish).lower()
-                    self._metrics.jobs.labels(name).inc()
-            self._commits.task_done()
-
-    async def _commit(self, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
-        """Commits until Redis has taken it. Repeating is safe: what was written already comes back as DUPLICATE."""
-        while True:
-            try:
-                return await self._jobs.commit(self._config.id, self._info.incarnation, deliveries)
-            except CommitGap as gap:
-                return await self._end_gaps(deliveries, gap)
-            except KvError as error:
-                logger.warning("commit failed, trying again: %s", error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _end_gaps(self, deliveries: Sequence[job_pb2.Delivery], gap: CommitGap) -> list[Commit]:
-        """Ends jobs whose log lacks tokens that this worker had committed: Redis has lost a part of its data."""
-        logger.error("%s", gap)
-        for delivery in deliveries:
-            if delivery.request_id in gap.expected:
-                await self._jobs.finish(
-                    delivery.request_id,
-                    finish=inference_pb2.ERROR,
-                    failure=job_pb2.FAILURE_UNAVAILABLE,
-                    error="the broker lost a part of this job's output",
-                    expect_attempt=delivery.attempt,
-                )
-        return [Commit.FENCED if d.request_id in gap.expected else Commit.WRITTEN for d in deliveries]
-
-    async def _intake(self) -> None:
-        """Claims jobs while there is room to run them; the others wait in Redis, where everybody sees them."""
-        worker, incarnation = self._config.id, self._info.incarnation
-        entries: list[Entry] = []
-        while True:
-            await self._room.wait()
-            count = self._config.max_running - len(self._journal.running) - len(self._inbox)
-            try:
-                # Entries whose claim failed are kept: Redis counts them as delivered and never gives them again.
-                if not entries:
-                    entries = await self._jobs.next_entries(self._reader, worker, incarnation, max(count, 1), BLOCK_MS)
-                claims = await self._jobs.claim(worker, incarnation, entries) if entries else []
-            except KvError as error:
-                logger.warning("reading jobs failed, trying again: %s", error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            entries = []
-            if claims:
-                self._inbox += claims
-                self._update_room()
-                self._wake.set()
-
-    async def _doorbell(self) -> None:
-        """Request ids of jobs ended from outside. A lost one costs a step: the next commit is refused."""
-        bell = Doorbell(self._broker)
-        try:
-            await bell.open(self._broker.keys.channel(self._info.incarnation))
-            async for payload in bell:
-                if payload is RECONNECTED:
-                    self._dropped |= await self._ended_elsewhere()
-                else:
-                    self._dropped.add(payload.decode("utf-8", "replace"))
-                self._wake.set()
-        finally:
-            await bell.close()
-
-    async def _ended_elsewhere(self) -> set[str]:
-        """Jobs that ended while the doorbell was broken."""
-        ended: set[str] = set()
-        for request_id in list(self._journal.running):
-            try:
-                job = await self._jobs.get(request_id)
-            except KvError:
-                return ended
-            if job is not None and job.state is JobState.ENDED:
-                ended.add(request_id)
-        return ended
-
-    def _publish_stats(self) -> None:
-        self._metrics.engine(self._engine.stats())
+    def _settled(self, delivery: job_pb2.Delivery, outcome: Commit) -> None:
+        self._journal.settle(delivery)
+        if outcome is Commit.FENCED:
+            self._metrics.fenced.inc()
+            self._intake.drop(delivery.request_id)
+        elif delivery.chunk.finish:
+            self._metrics.ended(inference_pb2.FinishReason.Name(delivery.chunk.finish).lower())

@@ -38,7 +38,18 @@ class WorkerMetrics:
         )
         self.evictions = Counter("octavo_evictions", "Cached blocks given up for new ones", registry=registry)
         self.preemptions = Counter("octavo_preemptions", "Sequences sent back to be recomputed", registry=registry)
+        self._gauges = [
+            *(self.sequences.labels(state) for state in ("running", "waiting")),
+            *(self.blocks.labels(state) for state in ("free", "cached", "used")),
+        ]
+        self._counters = [
+            *(self.prefix_tokens.labels(result) for result in ("queried", "hit")),
+            *(self.evictions, self.preemptions),
+        ]
         self._seen = (0, 0, 0, 0)
+
+    def ended(self, outcome: str) -> None:
+        self.jobs.labels(outcome).inc()
 
     def step(self, stats: StepStats, seconds: float) -> None:
         self.step_seconds.observe(seconds)
@@ -47,18 +58,10 @@ class WorkerMetrics:
 
     def engine(self, stats: EngineStats) -> None:
         """Copies the engine's figures. Its totals only grow; the counters advance by the difference."""
-        self.sequences.labels("running").set(stats.running)
-        self.sequences.labels("waiting").set(stats.waiting)
-        self.blocks.labels("free").set(stats.blocks_free)
-        self.blocks.labels("cached").set(stats.blocks_cached)
-        self.blocks.labels("used").set(stats.blocks_used)
+        values = (stats.running, stats.waiting, stats.blocks_free, stats.blocks_cached, stats.blocks_used)
+        for gauge, value in zip(self._gauges, values, strict=True):
+            gauge.set(value)
         totals = (stats.prefix_queried, stats.prefix_hit, stats.evictions, stats.preemptions)
-        counters = (
-            self.prefix_tokens.labels("queried"),
-            self.prefix_tokens.labels("hit"),
-            self.evictions,
-            self.preemptions,
-        )
-        for counter, total, seen in zip(counters, totals, self._seen, strict=True):
+        for counter, total, seen in zip(self._counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals

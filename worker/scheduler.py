@@ -95,6 +95,8 @@ class Scheduler:
         sequence = entry.sequence
         sequence.num_computed += entry.num_tokens
         full = sequence.num_computed // sequence.block_size
+        if full == sequence.num_sealed:
+            return
         hashes = sequence.hash_blocks(full)
         for index in range(sequence.num_sealed, full):
             block = sequence.block_table[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvstore import token_log
-from kvstore.client import BrokerConfig
+from kvstore.client import BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
 from kvstore.jobs import Finished, Jobs, JobState, Submitted
 from kvstore.registry import Registry, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
@@ -18,6 +20,7 @@ from tests.support.tiny_model import save_tiny_llama
 from tests.support.waiting import until
 from worker import assemble
 from worker.config import WorkerConfig
+from worker.errors import LeaseLostError, StuckError
 from worker.loop import WorkerLoop
 from worker.metrics import WorkerMetrics
 
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvstore.client import Broker
+    from worker.sequence import Request
+    from worker.step import StepOutput
 
 GATEWAY = "00000000000000aa"
+OTHER_GATEWAY = "00000000000000bb"
 LONG = 480
 
 
@@ -40,12 +46,18 @@ class Fleet:
     """One running worker, and what a gateway would do to it."""
 
     def __init__(
-        self, broker: Broker, worker: assemble.Assembled, loop: WorkerLoop, metrics: CollectorRegistry
+        self,
+        broker: Broker,
+        worker: assemble.Assembled,
+        loop: WorkerLoop,
+        running: asyncio.Task[None],
+        metrics: CollectorRegistry,
     ) -> None:
         self.broker = broker
         self.jobs = Jobs(broker)
         self.worker = worker
         self.loop = loop
+        self.running = running
         self.metrics = metrics
 
     async def submit(
@@ -56,23 +68,23 @@ class Fleet:
         *,
         seed: int | None = None,
         deadline_ms: int | None = None,
-    ) -> None:
+        gateway: str = GATEWAY,
+    ) -> Submitted:
         job = job_pb2.Job(request_id=request_id, model="tiny", prompt_token_ids=prompt, n=1)
         job.sampling.temperature = 0.0 if seed is None else 1.0
         job.sampling.top_p = 1.0
         job.sampling.seed = seed or 0
         job.stopping.max_tokens = max_tokens
         job.stopping.ignore_eos = True
-        submitted = await self.jobs.submit(
+        return await self.jobs.submit(
             job,
             digest=request_id.encode(),
             worker=self.worker.info.id,
             worker_incarnation=self.worker.info.incarnation,
-            gateway=GATEWAY,
+            gateway=gateway,
             deadline_ms=deadline_ms,
             max_queue=64,
         )
-        assert submitted is Submitted.ACCEPTED
 
     async def log(self, request_id: str) -> list[job_pb2.Delivery]:
         deliveries, _ = await token_log.read(self.broker, request_id)
@@ -109,8 +121,16 @@ class Fleet:
 
 @asynccontextmanager
 async def running_worker(
-    broker: Broker, model_dir: Path, tmp_path: Path, *, max_running: int = 8, grace: float = 10.0
+    broker: Broker,
+    model_dir: Path,
+    tmp_path: Path,
+    *,
+    max_running: int = 8,
+    grace: float = 10.0,
+    orphan_grace: float = 10.0,
+    ends_with: type[Exception] | None = None,
 ) -> AsyncIterator[Fleet]:
+    """A worker that drains at the end, or, with `ends_with`, has been made to fail by then."""
     config = WorkerConfig(
         id="w0",
         broker=BrokerConfig("unused"),
@@ -124,6 +144,7 @@ async def running_worker(
         step_tokens=64,
         threads=1,
         grace=grace,
+        orphan_grace=orphan_grace,
     )
     worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), "", lambda _: None)
     await Registry(broker).register(worker.info)
@@ -132,11 +153,15 @@ async def running_worker(
     loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics))
     running = asyncio.create_task(loop.run())
     try:
-        yield Fleet(broker, worker, loop, metrics)
+        yield Fleet(broker, worker, loop, running, metrics)
     finally:
         loop.drain()
         async with asyncio.timeout(20):
-            await running
+            if ends_with is None:
+                await running
+            else:
+                with pytest.raises(ends_with):
+                    await running
 
 
 def joined(log: list[job_pb2.Delivery]) -> list[int]:
@@ -238,3 +263,82 @@ async def test_a_drain_ends_at_its_grace_time(broker: Broker, model_dir: Path, t
         log = await fleet.ended("long")
         assert log[-1].failure == job_pb2.FAILURE_UNAVAILABLE
         assert log[-1].chunk.error == "worker w0 is leaving"
+
+
+async def test_a_job_cancelled_before_its_first_step_is_never_run(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        gate, in_step, added = threading.Event(), threading.Event(), []
+        step, add = fleet.worker.engine.step, fleet.worker.engine.add
+
+        def gated_step() -> StepOutput:
+            in_step.set()
+            assert gate.wait(20)
+            return step()
+
+        def noted_add(request: Request) -> None:
+            added.append(request.request_id)
+            add(request)
+
+        monkeypatch.setattr(fleet.worker.engine, "step", gated_step)
+        monkeypatch.setattr(fleet.worker.engine, "add", noted_add)
+        await fleet.submit("first", [5, 6, 7], 4)
+        await asyncio.to_thread(in_step.wait, 20)
+        await fleet.submit("second", [5, 6, 8], LONG)
+
+        async def claimed() -> bool:
+            record = await fleet.jobs.get("second")
+            return record is not None and record.state is JobState.RUNNING
+
+        await until(claimed, within_s=10)
+        assert await fleet.jobs.cancel("second") is Finished.ENDED
+        # The word reaches the worker before the answer to a question that is asked after it.
+        await until(lambda: told(fleet, "second"), within_s=10)
+        gate.set()
+        assert len(joined(await fleet.ended("first"))) == 4
+        await fleet.idle()
+        assert added == ["first"]
+
+
+async def told(fleet: Fleet, request_id: str) -> bool:
+    return request_id in fleet.loop._intake._rung
+
+
+async def test_a_job_that_another_gateway_reads_outlives_its_first_gateway(
+    broker: Broker, model_dir: Path, tmp_path: Path
+) -> None:
+    short = Registry(broker, lease_ttl_ms=1000)
+    async with running_worker(broker, model_dir, tmp_path, orphan_grace=0.1) as fleet:
+        await short.renew_gateway(GATEWAY)
+        await Registry(broker, lease_ttl_ms=60_000).renew_gateway(OTHER_GATEWAY)
+        await fleet.submit("kept", [5, 6, 7], LONG)
+        await fleet.submit("left", [5, 6, 8], LONG)
+        assert await fleet.submit("kept", [5, 6, 7], LONG, gateway=OTHER_GATEWAY) is Submitted.ATTACHED
+        left = await fleet.ended("left")
+        assert left[-1].chunk.finish == inference_pb2.CANCELLED
+        kept = await fleet.ended("kept")
+        assert kept[-1].chunk.finish == inference_pb2.LENGTH
+        assert len(joined(kept)) == LONG
+
+
+async def test_a_worker_whose_id_was_taken_stops(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    async with running_worker(broker, model_dir, tmp_path, ends_with=LeaseLostError) as fleet:
+        await broker.call("HSET", broker.keys.worker("w0"), "incarnation", "someone else")
+        await until(lambda: ended(fleet), within_s=10)
+
+
+async def ended(fleet: Fleet) -> bool:
+    return fleet.running.done()
+
+
+async def test_a_drain_ends_when_redis_is_away(model_dir: Path, tmp_path: Path, namespace: str) -> None:
+    async with EmbeddedBroker() as server:
+        broker = await connect(BrokerConfig(server.url, namespace, retries=0))
+        async with running_worker(broker, model_dir, tmp_path, grace=0.2, ends_with=StuckError) as fleet:
+            await fleet.submit("long", [5, 6, 7], LONG)
+            await fleet.tokens("long", 1)
+            await server.stop()
+            fleet.loop.drain()
+            await until(lambda: ended(fleet), within_s=15)
+        await broker.close()

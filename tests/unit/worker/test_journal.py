@@ -125,5 +125,19 @@ def test_jobs_are_found_by_their_gateway() -> None:
     journal = Journal("w0")
     journal.open(make_claim("a"), now=0.0)
     assert journal.gateways() == {"gw"}
-    assert journal.of_gateways({"gw"}) == ["a"]
+    assert journal.of_gateways({"gw"}) == [("a", "gw")]
     assert journal.of_gateways({"other"}) == []
+    journal.read_by("a", "other")
+    assert journal.gateways() == {"other"}
+    assert journal.of_gateways({"other"}) == [("a", "other")]
+
+
+def test_a_job_whose_end_is_not_committed_yet_is_not_taken_again() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(), now=0.0)
+    last = journal.record(make_output(finish=Finish.STOP), now=1.0)
+    assert last is not None
+    assert journal.running == {}
+    assert journal.holds(make_claim())
+    journal.settle(last)
+    assert not journal.holds(make_claim())

@@ -1,0 +1,140 @@
+"""What reaches a worker from Redis: jobs to run, and word of jobs that were ended elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.doorbell import RECONNECTED, Doorbell
+from kvstore.errors import KvError
+from kvstore.jobs import Claim, Jobs, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvstore.client import Broker
+    from kvstore.entries import Entry
+    from worker.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+BLOCK_MS = 500
+"""How long one read of the worker's stream blocks."""
+RETRY_S = 0.2
+REMEMBERED_S = 10.0
+"""How long an ended job's id is kept: its claim may still be on the way to us."""
+
+
+class Intake:
+    """Claims jobs while there is room to run them; the others wait in Redis, where everybody sees them."""
+
+    def __init__(self, broker: Broker, worker: str, incarnation: str, journal: Journal, max_running: int) -> None:
+        self._jobs = Jobs(broker)
+        self._bell = Doorbell(broker)
+        self._channel = broker.keys.channel(incarnation)
+        self._reader = broker.blocking()
+        self._worker = worker
+        self._incarnation = incarnation
+        self._journal = journal
+        self._max_running = max_running
+        self._claims: list[Claim] = []
+        self._ended: set[str] = set()
+        self._rung: dict[str, float] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+        self.news = asyncio.Event()
+        """Set when there is something to take."""
+
+    async def open(self) -> None:
+        """Listens for ended jobs, from before the first claim on. Raises BrokerError."""
+        await self._bell.open(self._channel)
+
+    async def close(self) -> None:
+        await self._bell.close()
+        await self._reader.aclose()
+
+    @property
+    def waiting(self) -> int:
+        """Claims that nobody has taken yet."""
+        return len(self._claims)
+
+    def take(self) -> tuple[list[Claim], set[str]]:
+        """New claims, and ids of jobs that were ended elsewhere since the last call. The latter are not among the
+        former."""
+        self.news.clear()
+        ended, self._ended = self._ended, set()
+        claims, self._claims = [c for c in self._claims if c.job.request_id not in ended], []
+        return claims, ended
+
+    def drop(self, request_id: str) -> None:
+        """A job whose write was refused: it is not ours any more."""
+        self._ended.add(request_id)
+        self.news.set()
+
+    def update_room(self) -> None:
+        """To be called when the number of running jobs has changed."""
+        if self._free() > 0:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def _free(self) -> int:
+        return self._max_running - len(self._journal.running) - len(self._claims)
+
+    async def read(self) -> None:
+        """Claims jobs. Never returns."""
+        entries: list[Entry] = []
+        while True:
+            await self._room.wait()
+            try:
+                # Entries whose claim failed are kept: Redis counts them as delivered and never gives them again.
+                if not entries:
+                    entries = await self._jobs.next_entries(
+                        self._reader, self._worker, self._incarnation, max(self._free(), 1), BLOCK_MS
+                    )
+                claims = await self._jobs.claim(self._worker, self._incarnation, entries)
+                # The word that a job was ended may have overtaken the answer to its claim.
+                now = time.monotonic()
+                self._rung = {i: at for i, at in self._rung.items() if now - at < REMEMBERED_S}
+                ended = await self._ended_among(c.job.request_id for c in claims if c.job.request_id in self._rung)
+            except KvError as error:
+                logger.warning("reading jobs failed, trying again: %s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            entries = []
+            if claims:
+                self._claims += [claim for claim in claims if claim.job.request_id not in ended]
+                self.update_room()
+                self.news.set()
+
+    async def listen(self) -> None:
+        """Notes jobs that are ended elsewhere. Never returns. A word that is lost costs little: the next commit of the
+        job is refused."""
+        async for payload in self._bell:
+            if payload is RECONNECTED:
+                self._ended |= await self._missed()
+            else:
+                request_id = payload.decode("utf-8", "replace")
+                self._rung[request_id] = time.monotonic()
+                self._ended.add(request_id)
+            self.news.set()
+
+    async def _missed(self) -> set[str]:
+        """Jobs that ended while nobody listened."""
+        while True:
+            held = [*self._journal.running, *(claim.job.request_id for claim in self._claims)]
+            try:
+                return await self._ended_among(held)
+            except KvError as error:
+                logger.warning("looking for ended jobs failed, trying again: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _ended_among(self, request_ids: Iterable[str]) -> set[str]:
+        ended: set[str] = set()
+        for request_id in list(request_ids):
+            job = await self._jobs.get(request_id)
+            if job is None or job.state is JobState.ENDED:
+                ended.add(request_id)
+        return ended
