@@ -80,15 +80,14 @@ class PagedAttention:
     def _batch(
         self, spec: LayerSpec, core: Core, pages: torch.Tensor, queries: torch.Tensor, batch: TileBatch
     ) -> torch.Tensor:
-        """``[tiles * width * group * kv_heads, head_size]``."""
+        """``[tiles * kv_heads * width * group, head_size]``."""
         size, rows = spec.head_size, batch.width * spec.group
         query = queries.index_select(0, batch.queries).view(batch.tiles, spec.kv_heads, rows, size)
         run = pages.view(-1, self.pool.block_size * size)
         space = self._space(len(batch.pages) * run.shape[1]).view(-1, run.shape[1])
         gathered = torch.index_select(run, 0, batch.pages, out=space)
         key, value = gathered.view(2, batch.tiles, spec.kv_heads, batch.keys, size)
-        result = core(query, key, value, batch, spec.scaling, spec.softcap)
-        return result.transpose(1, 2).reshape(-1, size)
+        return core(query, key, value, batch, spec.scaling, spec.softcap).reshape(-1, size)
 
     def _space(self, count: int) -> torch.Tensor:
         """``count`` elements for gathered pages. Kept: fresh memory costs as much again as the copy into it."""

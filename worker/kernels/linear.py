@@ -76,24 +76,6 @@ class RowExactLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, tiles={self.tiles}, packed={self.packed}"
 
 
-class RowTiled(nn.Module):
-    """Runs a module that treats each row alone, such as an MLP, on stretches of rows that stay in the cache.
-
-    Args:
-        inner: called with ``[1, rows, features]``; its products are row-exact.
-    """
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``inner``."""
-        if x.shape[-2] <= TILES[0]:
-            return cast("torch.Tensor", self.inner(x))
-        return torch.cat([self.inner(piece) for piece in x.split(TILES[0], dim=-2)], dim=-2)
-
-
 @lru_cache(maxsize=4096)
 def cuts(rows: int, tiles: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """``rows`` as consecutive ``(start, stop)`` pairs, each as long as a tile; largest first."""

@@ -101,7 +101,7 @@ class LayerPlan:
     batches: tuple[TileBatch, ...]
     result_rows: torch.Tensor
     """int64 ``[tokens * heads]``: where each token's head is among the rows of all batches' results, which are laid out
-    as ``[tiles, width, group, kv_heads]``."""
+    as ``[tiles, kv_heads, width, group]``."""
 
 
 class StepPlan:
@@ -199,18 +199,18 @@ class _LayerPlanner:
         step, heads = self.step, self.heads
         lanes = np.arange(heads.kv_heads)
         key_rows = ((step._blocks * 2 * heads.kv_heads)[:, None] + lanes) * self.size + step._slots[:, None]
-        place = np.zeros(step.tokens, dtype=np.int64)
+        first, stride = np.zeros((2, step.tokens), dtype=np.int64)
         batches: list[TileBatch] = []
         base = 0
         for chosen in self._batches():
             width = int(self.width[chosen[0]])
             tokens, inside = self._tokens(chosen, width)
-            place[tokens[inside]] = base + np.flatnonzero(inside)
-            base += tokens.size
+            tile, lane = np.nonzero(inside)
+            first[tokens[inside]] = base + (tile * heads.kv_heads * width + lane) * heads.group
+            stride[tokens[inside]] = width * heads.group
+            base += tokens.size * heads.kv_heads * heads.group
             batches.append(self._batch(chosen, width, tokens))
-        groups = np.arange(heads.group) * heads.kv_heads
-        per_token = heads.group * heads.kv_heads
-        result_rows = (place * per_token)[:, None, None] + lanes[None, :, None] + groups
+        result_rows = (first[:, None] + stride[:, None] * lanes)[:, :, None] + np.arange(heads.group)
         return LayerPlan(
             key_rows=step.tensor(key_rows.reshape(-1)),
             value_rows=step.tensor(key_rows.reshape(-1) + heads.kv_heads * self.size),

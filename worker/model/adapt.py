@@ -6,7 +6,6 @@ it notes what each layer is like and refuses what the pages can't give it. Nothi
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
 from worker.kernels.cores import LayerSpec
-from worker.kernels.linear import RowExactLinear, RowTiled
+from worker.kernels.linear import RowExactLinear
 from worker.model.errors import ModelUnsupported
 
 if TYPE_CHECKING:
@@ -73,13 +72,6 @@ def swap_products(model: nn.Module, progress: Callable[[str], None]) -> str:
     if any(parameter.ndim == 3 for parameter in model.parameters()):
         progress("mixtures of experts multiply in batches of their own: their bits may depend on other rows")
     return kind
-
-
-def tile_mlps(model: nn.Module) -> None:
-    """Lets the MLPs, which treat each row alone, run on a few rows at a time."""
-    for name, module in list(model.named_modules()):
-        if type(module).__name__.endswith("MLP") and len(signature(module.forward).parameters) == 1:
-            model.set_submodule(name, RowTiled(module))
 
 
 def swap_rotary(model: nn.Module, context_length: int) -> None:

@@ -96,10 +96,7 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     torch.nn.Module.to(model, files.device)
     layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
     adapt.swap_rotary(model, files.context_length)
-    products = "library"
-    if files.device.type == "cpu":
-        products = adapt.swap_products(model, progress)
-        adapt.tile_mlps(model)
+    products = adapt.swap_products(model, progress) if files.device.type == "cpu" else "library"
     attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device)
     kernels = sorted({f"{method.name}/{method.heads.narrow}" for method in attention.methods})
     progress(f"attention over pages: {', '.join(kernels)}; {num_blocks} blocks of {block_size}")

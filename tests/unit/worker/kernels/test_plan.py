@@ -21,12 +21,12 @@ def row(start: int, count: int, table: list[int] | None = None, sample: bool = T
 
 
 def shape_of(step: StepPlan, token: int, heads: Heads) -> tuple[int, int]:
-    """Padded keys of the tile that computes a token, and the first of them."""
+    """Padded keys of the tile that computes a token of the only head, and how far back the last one is."""
     layer = step.layer(heads)
-    place = int(layer.result_rows[token]) // heads.group
+    place = int(layer.result_rows[token])
     for batch in layer.batches:
         if place < batch.tiles * batch.width:
-            visible = batch.visible[place // batch.width, 0, place % batch.width * heads.group]
+            visible = batch.visible[place // batch.width, 0, place % batch.width]
             return batch.keys, int(step.positions[0, token]) - int(visible.nonzero().max())
         place -= batch.tiles * batch.width
     raise AssertionError("no batch computes it")
