@@ -174,10 +174,10 @@ class InferenceService:
     async def _tokenize(self, request: inference_pb2.GenerateRequest, served: Served) -> Sequence[int]:
         match request.WhichOneof("input"):
             case "text":
-                return await self._tokenizers.text(served.tokenizer, request.text)
+                return await self._tokenizers.text(served.tokenizer, request.text, served.context_length)
             case "chat":
                 messages = [(message.role, message.content) for message in request.chat.messages]
-                return await self._tokenizers.chat(served.tokenizer, messages)
+                return await self._tokenizers.chat(served.tokenizer, messages, served.context_length)
             case _:
                 return request.token_ids.ids  # not copied: it may be a million ids that will be refused
 

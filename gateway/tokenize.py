@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.errors import AdmissionError
+from gateway.text_bound import bound_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ class ModelTokenizer:
         text = card.tokenizer_json.decode()
         config: dict[str, Any] = json.loads(card.tokenizer_config)
         self._fast = Tokenizer.from_str(text)
+        self._bound = bound_of(card.tokenizer_json)
         # The same tokenizer for text that must not give control tokens, whatever it contains.
         self._plain = Tokenizer.from_str(text)
         self._plain.encode_special_tokens = True
@@ -56,14 +58,26 @@ class ModelTokenizer:
         ids: list[int] = self._fast.encode(text).ids
         return ids[1:] if self._adds_bos and ids[1:2] == [self._bos] else ids
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def check_size(self, field: str, text: str, context_length: int) -> None:
+        """Refuses, with AdmissionError, text that can't fit into so many tokens, however it is tokenized: of four
+        megabytes that takes seconds."""
+        bound, data = self._bound, text.encode()
+        if bound is not None and not bound.allows(data, context_length):
+            reason = f"the context of {context_length} tokens holds at most {bound.per_token} bytes in each"
+            limit = f"must be at most {context_length * bound.per_token}, as {reason}"
+            raise AdmissionError(field, f"{len(data)} bytes", limit)
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]], context_length: int) -> list[int]:
         """Token ids of (role, content) messages and the opening of the answer. Contents never give control tokens.
 
-        Raises AdmissionError when the template refuses the messages, or there is none.
+        Raises AdmissionError when the template refuses the messages or there is none, and as ``check_size``: for the
+        rendered prompt, because a template may leave out any part of what it is given.
         """
         masked, mark = self._mask(messages)
+        pieces = self._render(masked).split(mark)
+        self.check_size("chat.messages", "".join(pieces), context_length)
         ids: list[int] = []
-        for index, piece in enumerate(self._render(masked).split(mark)):
+        for index, piece in enumerate(pieces):
             # Every second piece is a control token's text that some message contained.
             tokenizer = self._plain if index % 2 else self._fast
             ids += tokenizer.encode(piece, add_special_tokens=False).ids
@@ -103,13 +117,16 @@ class TokenizerPool:
         async with self._loading:
             return await self._run(lambda: ModelTokenizer(card))
 
-    async def text(self, tokenizer: ModelTokenizer, text: str) -> list[int]:
-        """As ``ModelTokenizer.encode_text``."""
+    async def text(self, tokenizer: ModelTokenizer, text: str, context_length: int) -> list[int]:
+        """As ``ModelTokenizer.encode_text``. Raises AdmissionError at once for text that can't fit."""
+        tokenizer.check_size("text", text, context_length)
         return await self._run(lambda: tokenizer.encode_text(text))
 
-    async def chat(self, tokenizer: ModelTokenizer, messages: Sequence[tuple[str, str]]) -> list[int]:
+    async def chat(
+        self, tokenizer: ModelTokenizer, messages: Sequence[tuple[str, str]], context_length: int
+    ) -> list[int]:
         """As ``ModelTokenizer.encode_chat``."""
-        return await self._run(lambda: tokenizer.encode_chat(messages))
+        return await self._run(lambda: tokenizer.encode_chat(messages, context_length))
 
     async def close(self) -> None:
         """Waits for what runs; drops what has not begun."""

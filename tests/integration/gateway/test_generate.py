@@ -99,6 +99,10 @@ async def test_what_the_template_refuses_is_the_clients_fault(worker: ScriptedWo
             request(prompt=[5] * CONTEXT, max_tokens=1),
             "stopping.max_tokens is 1 after a prompt of 4096 tokens: together they must be at most the context of 4096",
         ),
+        (
+            request(text="x" * 100_000),
+            "text is 100000 bytes: must be at most 36864, as the context of 4096 tokens holds at most 9 bytes in each",
+        ),
         (request("a b"), "request_id is 'a b': must be 1 to 128 characters of [A-Za-z0-9._:-]"),
     ],
 )
