@@ -115,7 +115,7 @@ class Models:
         digest = workers[0].tokenizer
         load = self._loads.pop(digest, None)
         if load is None or (load.done() and (load.cancelled() or load.exception() is not None)):
-            load = self._tasks.spawn(self._fetch(workers), name=f"tokenizer {digest}")
+            load = self._tasks.spawn(self._fetch(workers), name=f"tokenizer {digest}", awaited=True)
         self._loads[digest] = load  # at the end: the most recently used
         while len(self._loads) > MAX_KEPT:
             del self._loads[next(iter(self._loads))]

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits: kept alive, ended in order, and never silent about a failure."""
+"""Tasks beside the calls: kept alive, ended in order, and never silent about a failure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Starts `work`. A failure that nobody awaits is logged."""
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str, awaited: bool = False) -> asyncio.Task[T]:
+        """Starts `work`. Its failure is logged, unless it is `awaited`: then it is for whoever awaits it to handle."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard if awaited else self._done)
         return task
 
     async def drain(self, timeout_s: float) -> None:
@@ -48,8 +48,8 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, BrokerError):
-            logger.debug("task %s ended with %r", task.get_name(), error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("task %r failed", task.get_name(), exc_info=error)
 
 
 async def every(interval_s: float, action: Callable[[], Awaitable[object]], *, what: str) -> None:

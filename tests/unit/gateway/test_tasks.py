@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits."""
+"""Tasks beside the calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gateway.tasks import Tasks, every
 from kvstore.errors import BrokerUnreachable
 
 if TYPE_CHECKING:
-    import pytest
+    from typing import Never
 
 
 async def test_drain_waits_and_then_cancels() -> None:
@@ -20,6 +22,25 @@ async def test_drain_waits_and_then_cancels() -> None:
     await tasks.drain(0.1)
     assert quick.result() == "done"
     assert endless.cancelled()
+
+
+@pytest.mark.parametrize("error", [KeyError("ours"), BrokerUnreachable("down")])
+async def test_a_failure_is_logged_with_its_traceback_unless_somebody_gets_it(
+    caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    async def fail() -> Never:
+        raise error
+
+    tasks = Tasks()
+    with pytest.raises(type(error)):
+        await asyncio.shield(tasks.spawn(fail(), name="awaited", awaited=True))
+    tasks.spawn(fail(), name="left alone")
+    await tasks.drain(1)
+    assert len(tasks) == 0
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, "task 'left alone' failed")
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
 
 
 async def test_a_failing_action_goes_on_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
