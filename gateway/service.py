@@ -156,7 +156,9 @@ class InferenceService:
         order = Order(job, digest_of(request), context.time_remaining)
         # In the relay's books before the broker has the job: no delivery can be missed.
         with self._relay.open(job.request_id) as stream:
-            submission = self._tasks.spawn(self._dispatch.submit(order, served), name=f"submit {job.request_id}")
+            submission = self._tasks.spawn(
+                self._dispatch.submit(order, served), name=f"submit {job.request_id}", awaited=True
+            )
             try:
                 # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
                 sent = await asyncio.shield(submission)
@@ -235,10 +237,13 @@ class InferenceService:
 
 def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
     """SHA-256 of all that the client asked for, its request_id aside."""
-    payload = inference_pb2.GenerateRequest()
-    payload.CopyFrom(request)
-    payload.request_id = ""
-    return hashlib.sha256(payload.SerializeToString(deterministic=True)).digest()
+    # Taken out and put back: a copy of the request may be megabytes.
+    request_id = request.request_id
+    request.request_id = ""
+    try:
+        return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    finally:
+        request.request_id = request_id
 
 
 def response_of(request_id: str, batch: list[job_pb2.Delivery], worker: str) -> inference_pb2.GenerateResponse:
