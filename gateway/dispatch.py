@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 from gateway.errors import DeadlinePassed, NoWorker, Overloaded
 from gateway.router import Candidate, Charge, Considered, Pending, route
 from kvstore.errors import QueueFull, SubmitError, WorkerGone
+from kvstore.jobs import Submitted
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
     from gateway.models import Models, Served
-    from kvstore.jobs import Jobs, Submitted
+    from kvstore.jobs import Jobs
     from kvstore.registry import Registry, WorkerInfo
     from octavo.v1 import job_pb2
 
@@ -41,7 +42,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A job that the broker has. `worker` is where it was sent; one that was attached to may be elsewhere."""
+    """A job that the broker has. `worker` is where it was sent; empty, or not where it is, for one that was attached
+    to."""
 
     submitted: Submitted
     worker: str
@@ -60,6 +62,14 @@ class Dispatch:
         self._max_queue = max_queue
         self._rng = rng
         self._pending = Pending()
+
+    async def attach(self, request_id: str, digest: bytes) -> Sent | None:
+        """To the job of that id, if there is one: it needs no worker that takes jobs, not even a live one.
+
+        Raises RequestIdTaken, BrokerError.
+        """
+        attached = await self._jobs.attach(request_id, digest=digest, gateway=self._gateway)
+        return Sent(Submitted.ATTACHED, "") if attached else None
 
     async def submit(self, order: Order, served: Served) -> Sent:
         """Submits to the best worker that takes the job.

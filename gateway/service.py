@@ -8,7 +8,8 @@ import logging
 import secrets
 import time
 import uuid
-from typing import TYPE_CHECKING, Final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc.aio
 
@@ -23,7 +24,7 @@ from kvstore.jobs import Finished, Submitted
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from gateway.dispatch import Dispatch, Sent
     from gateway.metrics import Metrics
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from kvstore.jobs import Jobs
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 NAME: Final = SERVICE.full_name
@@ -143,35 +146,45 @@ class InferenceService:
         if self._open > self._max_streams:
             raise Overloaded(f"this gateway has {self._max_streams} open streams, its limit; try again later")
         admission.check(request)
-        served = await self._models.find(request.model)
-        call.model = served.name
-        job = admission.resolve(
-            request,
-            request_id=request.request_id or uuid.uuid4().hex,
-            model=served.name,
-            prompt=await self._tokenize(request, served),
-            limits=admission.Limits(served.context_length, served.vocab_size),
-            seed=secrets.randbits(64),
-        )
-        order = Order(job, digest_of(request), context.time_remaining)
+        request_id = request.request_id or uuid.uuid4().hex
+        digest = digest_of(request)
         # In the relay's books before the broker has the job: no delivery can be missed.
-        with self._relay.open(job.request_id) as stream:
-            submission = self._tasks.spawn(
-                self._dispatch.submit(order, served), name=f"submit {job.request_id}", awaited=True
+        with self._relay.open(request_id) as stream:
+            if request.request_id:
+                # Before the fleet is asked: a job may outlive its worker's readiness, and its output the worker.
+                async with self._sending(stream, context, self._dispatch.attach(request_id, digest)) as attached:
+                    if attached is not None:
+                        call.model = request.model
+                        return await self._answer(stream, attached, context, call)
+            served = await self._models.find(request.model)
+            call.model = served.name
+            job = admission.resolve(
+                request,
+                request_id=request_id,
+                model=served.name,
+                prompt=await self._tokenize(request, served),
+                limits=admission.Limits(served.context_length, served.vocab_size),
+                seed=secrets.randbits(64),
             )
-            try:
-                # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
-                sent = await asyncio.shield(submission)
-                stream.attached = True
+            order = Order(job, digest, context.time_remaining)
+            async with self._sending(stream, context, self._dispatch.submit(order, served)) as sent:
                 return await self._answer(stream, sent, context, call)
-            except (JobLost, Draining):
-                raise  # the client is told that the job may go on
-            except BaseException:
-                # Once the relay is closed the gateway cuts its callers off itself, and another one may go on.
-                if not (stream.ended or self._relay.closed):
-                    ending = self._end_job(stream, submission, deadline=_deadline_passed(context))
-                    self._tasks.spawn(ending, name=f"end {job.request_id}")
-                raise
+
+    @asynccontextmanager
+    async def _sending(self, stream: Stream, context: Context, work: Coroutine[Any, Any, T]) -> AsyncIterator[T]:
+        """What `work`, which submits or attaches, gives. A caller who leaves, then or later, leaves no job behind."""
+        submission = self._tasks.spawn(work, name=f"submit {stream.request_id}", awaited=True)
+        try:
+            # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
+            yield await asyncio.shield(submission)
+        except (JobLost, Draining):
+            raise  # the client is told that the job may go on
+        except BaseException:
+            # Once the relay is closed the gateway cuts its callers off itself, and another one may go on.
+            if not (stream.ended or self._relay.closed):
+                ending = self._end_job(stream, submission, deadline=_deadline_passed(context))
+                self._tasks.spawn(ending, name=f"end {stream.request_id}")
+            raise
 
     async def _tokenize(self, request: inference_pb2.GenerateRequest, served: Served) -> Sequence[int]:
         match request.WhichOneof("input"):
@@ -185,6 +198,7 @@ class InferenceService:
 
     async def _answer(self, stream: Stream, sent: Sent, context: Context, call: Call) -> str:
         """Writes the job's output as it comes; the outcome. Raises JobFailed after the chunk of a job that failed."""
+        stream.attached = True
         call.replay = sent.submitted is Submitted.ATTACHED
         if call.replay:
             stream.distrust()
@@ -202,10 +216,11 @@ class InferenceService:
                     raise JobFailed(last.failure, last.chunk.error)
                 return inference_pb2.FinishReason.Name(last.chunk.finish).lower()
 
-    async def _end_job(self, stream: Stream, submission: asyncio.Task[Sent], *, deadline: bool) -> None:
+    async def _end_job(self, stream: Stream, submission: asyncio.Task[Any], *, deadline: bool) -> None:
         """Ends the job of a caller who has left, unless it was never accepted or another caller waits for it."""
         try:
-            await submission
+            if await submission is None:
+                return  # there was nothing to attach to
         except BrokerError as error:
             logger.info("whether job %s was accepted is unknown: %s", stream.request_id, error)
         except Exception:

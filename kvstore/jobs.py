@@ -114,9 +114,10 @@ class Jobs:
             answer, *details = await self._broker.script("submit", names, args)
         except BrokerFull:
             # It may be there already, from an attempt whose reply was lost or from another gateway.
-            answer, *details = await self._broker.script("attach", names[:1], [digest, submission, gateway])
-            if answer == b"unknown":
+            attached = await self._attach(job.request_id, digest, submission, gateway)
+            if attached is None:
                 raise
+            return attached
         if answer == b"taken":
             raise RequestIdTaken(job.request_id)
         if answer == b"full":
@@ -124,6 +125,14 @@ class Jobs:
         if answer == b"gone":
             raise WorkerGone(worker, worker_incarnation, details[0].decode(errors="replace"))
         return Submitted(answer.decode())
+
+    async def attach(self, request_id: str, *, digest: bytes, gateway: str) -> bool:
+        """Points the job of that id, if there is one, at this gateway; whether there is one.
+
+        Works for a job that has ended, for as long as its log is kept, and whatever became of its worker. May be
+        repeated. Raises RequestIdTaken when the job is another payload's.
+        """
+        return await self._attach(request_id, digest, "", gateway) is not None
 
     async def next_entries(
         self, blocking_client: Redis, worker: str, incarnation: str, count: int, block_ms: int
@@ -255,6 +264,14 @@ class Jobs:
     async def queues(self) -> list[QueueInfo]:
         """All workers' streams, by worker id. Two round trips."""
         return await queues_module.queues(self._broker)
+
+    async def _attach(self, request_id: str, digest: bytes, submission: str, gateway: str) -> Submitted | None:
+        """None: there is no such job. ACCEPTED: it came with this submission."""
+        names = [self._broker.keys.job(request_id)]
+        (answer,) = await self._broker.script("attach", names, [digest, submission, gateway])
+        if answer == b"taken":
+            raise RequestIdTaken(request_id)
+        return None if answer == b"unknown" else Submitted(answer.decode())
 
     async def _fail_unreadable(self, request_id: str) -> None:
         await self.finish(

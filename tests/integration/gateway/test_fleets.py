@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvstore.registry import Registry
+import grpc
+
+from kvstore.registry import DRAINING, Registry
+from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import Chat, ChatMessage, GetModelRequest
 from tests.integration.gateway.harness import (
     TEMPLATE,
     Client,
     ScriptedWorker,
+    chunk,
     collect,
+    failure,
     request,
     running_gateway,
     tiny_card,
@@ -112,3 +118,52 @@ async def test_workers_of_two_tokenizers_do_not_share_and_a_warning_says_so(
     assert [record.getMessage() for record in caplog.records if record.name == "gateway.models"] == [
         "the workers of model 'tiny' have several tokenizers: only those of one get jobs"
     ]
+
+
+async def test_a_job_is_read_to_its_end_from_a_worker_that_drains(broker: Broker) -> None:
+    """By a gateway that has never seen that worker ready."""
+    worker = ScriptedWorker(broker)
+    async with fleet(broker, worker) as client:
+        first = client.generate(request("r1", model="tiny"))
+        (claim,) = await worker.claim()
+        await worker.commit(chunk(claim, 0, [10]))
+        await first.read()
+        worker.info = replace(worker.info, state=DRAINING)
+        assert await worker.registry.renew(worker.info)
+        async with running_gateway(broker) as (_, _, other):
+            again = other.generate(request("r1", model="tiny"))
+            await again.initial_metadata()
+            await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
+            assert tokens(await collect(again)) == [10, 11]
+            taken = (grpc.StatusCode.ALREADY_EXISTS, "request_id 'r1' is taken by another payload")
+            assert await failure(other.generate(request("r1", model="tiny", prompt=[9]))) == taken
+            draining = (grpc.StatusCode.UNAVAILABLE, "all live workers of model 'tiny' are draining")
+            assert await failure(other.generate(request("r2", model="tiny"))) == draining
+
+
+async def test_a_job_is_read_to_its_end_when_no_worker_is_left(broker: Broker) -> None:
+    worker = ScriptedWorker(broker)
+    async with fleet(broker, worker) as client:
+        first = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        await worker.answer(claim)
+        assert tokens(await collect(first)) == [2, 3, 4]
+        await worker.stop()
+        again = await collect(client.generate(request("r1")))
+        assert tokens(again) == [2, 3, 4]
+        assert (again[0].route.worker, again[-1].usage.completion_tokens) == ("w0", 3)
+        assert await failure(client.generate(request("r2"))) == (grpc.StatusCode.UNAVAILABLE, "no live worker")
+
+
+async def test_a_caller_who_attached_and_leaves_ends_the_job(broker: Broker) -> None:
+    """As the one who submitted it would: nobody else waits for it."""
+    worker = ScriptedWorker(broker)
+    async with fleet(broker, worker):
+        async with running_gateway(broker, grace_s=0) as (_, _, other):
+            await other.generate(request("r1")).initial_metadata()
+            await worker.claim()
+        async with running_gateway(broker) as (_, _, client):
+            again = client.generate(request("r1"))
+            await again.initial_metadata()
+            again.cancel()
+            assert await worker.told_to_drop() == "r1"

@@ -93,6 +93,22 @@ async def test_same_payload_attaches_and_takes_the_delivery_over(stage: Stage, b
     assert [delivery.chunk.start for delivery in await stage.log("r1")] == [0, 1, 0]
 
 
+async def test_attaching_needs_no_worker(stage: Stage) -> None:
+    worker = await stage.worker()
+    assert not await stage.jobs.attach("r1", digest=b"digest", gateway="g2")
+    assert await stage.jobs.get("r1") is None
+    await stage.running("r1", worker)
+    await stage.registry.leave(worker.id, worker.incarnation)
+    assert await stage.jobs.attach("r1", digest=b"digest", gateway="g2")
+    record = await stage.jobs.get("r1")
+    assert record is not None
+    assert record.gateway == "g2"
+    with pytest.raises(RequestIdTaken, match="r1"):
+        await stage.jobs.attach("r1", digest=b"other", gateway="g3")
+    assert await stage.jobs.cancel("r1", gateway="g2") is Finished.ENDED
+    assert await stage.jobs.attach("r1", digest=b"digest", gateway="g3")
+
+
 async def test_another_payload_is_refused(stage: Stage) -> None:
     worker = await stage.worker()
     await stage.submit("r1", worker)
