@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import AdmissionError, ModelNotFound, NoWorker, shown
+from gateway.errors import AdmissionError, GatewayError, ModelNotFound, NoWorker, shown
 from gateway.router import READY
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 16
 """Tokenizers that are kept, and names that are remembered after their last worker has gone."""
+
+FRESH_S: Final = 1.5
+"""A look at the fleet serves all requests for this long: a little more than the time between two of ``refresh``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,21 @@ class Models:
         self._loads: dict[str, asyncio.Task[ModelTokenizer]] = {}
         self._known: dict[str, None] = {}
         self._divided: frozenset[str] = frozenset()
+        self._seen: Sequence[WorkerInfo] = ()
+        self._seen_at = -math.inf
 
-    async def find(self, name: str) -> Served:
+    async def find(self, name: str, *, now: bool = False) -> Served:
         """The model of that name, or the only one when `name` is empty.
 
-        Raises AdmissionError (no name, several models), ModelNotFound, NoWorker, BrokerError.
+        `now`: asks the broker in any case. Otherwise a worker may have been gone for FRESH_S, which its submission will
+        notice, or be there for as long and not be known. Raises AdmissionError (no name, several models),
+        ModelNotFound, NoWorker, BrokerError.
         """
-        workers = choose(await self._read(), name, self._known)
+        workers: tuple[WorkerInfo, ...] = ()
+        if not now and time.monotonic() - self._seen_at < FRESH_S:
+            with suppress(GatewayError):  # only a new look may say no
+                workers = choose(self._seen, name, self._known)
+        workers = workers or choose(await self._read(), name, self._known)
         return Served(workers[0].model, await self._load(workers), workers)
 
     async def refresh(self) -> None:
@@ -88,8 +101,11 @@ class Models:
         )
 
     async def _read(self) -> Sequence[WorkerInfo]:
-        """The live workers. Remembers their names."""
+        """The live workers. Remembers them, and their names."""
+        began = time.monotonic()
         live = await self._registry.workers()
+        if began > self._seen_at:
+            self._seen, self._seen_at = live, began
         for worker in live:
             self._known.pop(worker.model, None)
             self._known[worker.model] = None

@@ -101,7 +101,7 @@ class InferenceService:
 
     async def get_model(self, request: inference_pb2.GetModelRequest, _context: Context) -> inference_pb2.Model:
         """What is served under a name, with the limits that hold on every worker."""
-        served = await self._models.find(request.name)
+        served = await self._models.find(request.name, now=True)
         return inference_pb2.Model(
             name=served.name,
             fingerprint=served.fingerprint,

@@ -75,3 +75,39 @@ async def test_a_full_worker_is_routed_around(broker: Broker) -> None:
     for worker in workers:
         await worker.stop()
     await pool.close()
+
+
+class CountingRegistry(Registry):
+    """Counts the looks at the fleet."""
+
+    looks = 0
+
+    async def workers(self) -> list[WorkerInfo]:
+        self.looks += 1
+        return await super().workers()
+
+
+async def test_one_look_at_the_fleet_serves_many_requests(broker: Broker) -> None:
+    worker = ScriptedWorker(broker)
+    await worker.start()
+    registry, pool, tasks = CountingRegistry(broker), TokenizerPool(1), Tasks()
+    models = Models(registry, pool, tasks)
+    await models.refresh()
+    for _ in range(10):
+        await models.find("tiny")
+    assert registry.looks == 1
+    assert len((await models.find("tiny", now=True)).workers) == 1
+    assert registry.looks == 2
+    # A name that is not known is looked for; so nobody is refused because of an old look.
+    newcomer = ScriptedWorker(broker, "w1", model="new")
+    await newcomer.start()
+    assert [each.id for each in (await models.find("new")).workers] == ["w1"]
+    assert registry.looks == 3
+    await worker.stop()
+    await newcomer.stop()
+    with pytest.raises(NoWorker, match="no live worker"):
+        await models.find("tiny", now=True)
+    with pytest.raises(NoWorker, match="no live worker"):
+        await models.find("tiny")
+    assert registry.looks == 5
+    await pool.close()

@@ -220,6 +220,7 @@ async def test_the_streams_of_a_dead_worker_end_and_its_neighbours_go_on(
     for call in kept:
         assert tokens(await collect(call)) == [2, 3, 4]
     known = (Code.UNAVAILABLE, "no live worker serves model 'other'")
+    assert await failure(client.get_model(inference_pb2.GetModelRequest(name="other"))) == known
     assert await failure(client.generate(request(model="other"))) == known
     await doomed.stop()
 

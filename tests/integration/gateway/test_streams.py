@@ -186,6 +186,7 @@ async def test_a_burst_is_spread_over_the_workers(worker: ScriptedWorker, client
     """40 equal requests at once: whatever Redis shows at the time, no worker gets them all."""
     second = ScriptedWorker(broker, "w1")
     await second.start()
+    assert (await client.get_model(inference_pb2.GetModelRequest())).workers == 2  # the gateway has seen it
     try:
         calls = [client.generate(request(f"r{index}")) for index in range(40)]
         for call in calls:
