@@ -124,7 +124,10 @@ async def test_kill_9_of_a_worker_ends_its_streams_soon_and_no_others(fleet: Up)
         await asyncio.gather(*(stream.first.wait() for stream in streams))
         killed = [stream for stream in streams if stream.worker == "w0"]
         others = [stream for stream in streams if stream.worker == "w1"]
-        assert len(killed) == len(others) == 4
+        # How they are spread is the router's, and not exact: a charge may count twice for a moment.
+        assert killed
+        assert others
+        assert len(killed) + len(others) == len(streams)
         os.kill(pids["w0"], signal.SIGKILL)
         killed_at = time.monotonic()
         await asyncio.gather(*reading)
