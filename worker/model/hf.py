@@ -106,7 +106,7 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
         vocab_size=min(files.vocab_size, width),
         fingerprint=_fingerprint(files, model, [products, *kernels]),
     )
-    _check(runner, files.dtype)
+    _check(runner, files)
     return runner
 
 
@@ -141,9 +141,9 @@ def _weights(files: ModelFiles) -> PreTrainedModel:
     return model
 
 
-def _check(runner: HfRunner, dtype: torch.dtype) -> None:
+def _check(runner: HfRunner, files: ModelFiles) -> None:
     """Compares two short texts, run together on pages, with transformers' own attention on the same weights."""
-    count = min(_CHECKED_TOKENS, runner.block_size * (runner.num_blocks // 2))
+    count = min(_CHECKED_TOKENS, files.context_length, runner.block_size * (runner.num_blocks // 2))
     if count < 2:
         return
     blocks = -(-count // runner.block_size)
@@ -163,7 +163,7 @@ def _check(runner: HfRunner, dtype: torch.dtype) -> None:
     theirs = output.logits[:, -1, : runner.vocab_size].float()
     difference = float((ours - theirs).norm() / theirs.norm())
     log.info("against transformers' own attention: relative difference %.1e", difference)
-    if not difference < _TOLERANCE[dtype]:
+    if not difference < _TOLERANCE[files.dtype]:
         raise ModelUnsupported(
             f"{model.config.model_type}: attention over pages gives other logits than transformers' own "
             f"(relative difference {difference:.2g}); this kind of model can't be served"
