@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
+    from tokenizers import Tokenizer
+
     from kvstore.registry import ModelCard
 
     T = TypeVar("T")
@@ -55,7 +57,7 @@ class ModelTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a raw prompt. Control tokens written out in it count; one BOS where the tokenizer adds one."""
-        ids: list[int] = self._fast.encode(text).ids
+        ids = _ids(self._fast, text, add_special_tokens=True)
         return ids[1:] if self._adds_bos and ids[1:2] == [self._bos] else ids
 
     def check_size(self, field: str, text: str, context_length: int) -> None:
@@ -80,7 +82,7 @@ class ModelTokenizer:
         for index, piece in enumerate(pieces):
             # Every second piece is a control token's text that some message contained.
             tokenizer = self._plain if index % 2 else self._fast
-            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += _ids(tokenizer, piece, add_special_tokens=False)
         return [self._bos, *ids] if self._adds_bos and self._bos is not None and ids[:1] != [self._bos] else ids
 
     def _mask(self, messages: Sequence[tuple[str, str]]) -> tuple[list[dict[str, str]], str]:
@@ -101,6 +103,13 @@ class ModelTokenizer:
             limit = f"refused by the model's template: {reason}"
             raise AdmissionError("chat.messages", f"{len(messages)} messages", limit) from error
         return str(rendered)
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """A batch of one: unlike ``encode`` that lets other Python threads run meanwhile, the event loop's among them."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 class TokenizerPool:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import BrokerError, MalformedValue, WorkerIdTaken
@@ -251,7 +251,9 @@ def _parse_lease(worker: bytes, lease: Any, age_ms: int) -> WorkerInfo:
     try:
         values["id"] = worker.decode()
         for field in fields(WorkerInfo):
-            if field.name in values:
+            # A worker of another version may not have every field that has a default.
+            unsaid = field.name.encode() not in lease and field.default is not MISSING
+            if field.name in values or unsaid:
                 continue
             text = lease[field.name.encode()].decode()
             values[field.name] = int(text) if field.type == "int" else text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore.errors import KvError
 from kvstore.jobs import Finished, Jobs
 from kvstore.registry import HEARTBEAT_S, ModelCard, Registry, WorkerInfo
+from octavo.v1 import inference_pb2, job_pb2
 from worker.errors import LeaseLostError
 
 if TYPE_CHECKING:
@@ -130,7 +131,14 @@ class Heartbeat:
         self._gone = {gateway: self._gone.get(gateway, now) for gateway in dead}
         overdue = {gateway for gateway, since in self._gone.items() if now - since >= self._orphan_grace_s}
         for request_id, gateway in self._journal.of_gateways(overdue):
-            if await self._jobs.cancel(request_id, gateway=gateway) is Finished.FENCED:
+            ended = await self._jobs.finish(
+                request_id,
+                finish=inference_pb2.ERROR,
+                failure=job_pb2.FAILURE_UNAVAILABLE,
+                error="the gateway that served this job died",
+                expect_gateway=gateway,
+            )
+            if ended is Finished.FENCED:
                 job = await self._jobs.get(request_id)
                 if job is not None:
                     self._journal.read_by(request_id, job.gateway)

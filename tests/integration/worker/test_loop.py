@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -306,17 +307,24 @@ async def told(fleet: Fleet, request_id: str) -> bool:
 
 
 async def test_a_job_that_another_gateway_reads_outlives_its_first_gateway(
-    broker: Broker, model_dir: Path, tmp_path: Path
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = Registry(broker, lease_ttl_ms=1000)
     async with running_worker(broker, model_dir, tmp_path, orphan_grace=0.1) as fleet:
-        await short.renew_gateway(GATEWAY)
+        step = fleet.worker.engine.step
+
+        def slow_step() -> StepOutput:
+            time.sleep(0.01)  # a model that takes its time, so that the gateway dies before the jobs end
+            return step()
+
+        monkeypatch.setattr(fleet.worker.engine, "step", slow_step)
+        await broker.call("DEL", broker.keys.gateway(GATEWAY))
         await Registry(broker, lease_ttl_ms=60_000).renew_gateway(OTHER_GATEWAY)
         await fleet.submit("kept", [5, 6, 7], LONG)
         await fleet.submit("left", [5, 6, 8], LONG)
         assert await fleet.submit("kept", [5, 6, 7], LONG, gateway=OTHER_GATEWAY) is Submitted.ATTACHED
         left = await fleet.ended("left")
-        assert left[-1].chunk.finish == inference_pb2.CANCELLED
+        assert left[-1].chunk.finish == inference_pb2.ERROR
+        assert left[-1].failure == job_pb2.FAILURE_UNAVAILABLE
         kept = await fleet.ended("kept")
         assert kept[-1].chunk.finish == inference_pb2.LENGTH
         assert len(joined(kept)) == LONG
