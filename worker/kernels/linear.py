@@ -5,8 +5,11 @@ same row comes out with other bits in a batch of 7 than in a batch of 300. On ma
 bfloat16 too. So the products here only ever see a few fixed numbers of rows, the *tiles*. Which of them agree, bit for
 bit and at any place in the tile, is measured when a layer is made: it differs between machines, types and shapes.
 
+It also differs with the number of threads, so layers are made under the number that they will run with. The smallest
+tile's bits did not, for any shape tried in bfloat16; in float32 those of large weights do.
+
 In bfloat16 the weight is reordered once for oneDNN, with a hint of one row. That is the layout whose results were the
-same for tiles of 16 to 128 rows wherever it was tried, and also the fastest.
+same for tiles of 16 to 128 rows for most shapes tried, and also the fastest.
 """
 
 from __future__ import annotations

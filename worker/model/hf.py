@@ -1,4 +1,11 @@
-"""Any decoder-only transformers model, run on paged K/V through the library's attention interface."""
+"""Any decoder-only transformers model, run on paged K/V through the library's attention interface.
+
+On the CPU a token's logits have the same bits on every path: alone or in a batch, in one chunk or many, decoded or
+prefilled, after a prefix of its own or another's. Three things make that so: products in fixed tiles of rows
+(`worker.kernels.linear`), attention whose shapes follow from the position (`worker.kernels.plan`), and tables for
+rotary embeddings. All else in these models treats each row alone. What this machine does not keep is measured at load
+and reported. The number of threads must be set before. On CUDA there is no such promise.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +103,11 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     torch.nn.Module.to(model, files.device)
     layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
     adapt.swap_rotary(model, files.context_length)
-    products = adapt.swap_products(model, progress) if files.device.type == "cpu" else "library"
+    if files.device.type == "cpu":
+        products = adapt.swap_products(model, progress)
+    else:
+        products = "library"
+        progress(f"on {files.device.type}, a row's bits may depend on the rows beside it")
     attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device)
     kernels = sorted({f"{method.name}/{method.heads.narrow}" for method in attention.methods})
     progress(f"attention over pages: {', '.join(kernels)}; {num_blocks} blocks of {block_size}")
