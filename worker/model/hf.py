@@ -109,13 +109,14 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
         products = "library"
         progress(f"on {files.device.type}, a row's bits may depend on the rows beside it")
     attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device)
-    kernels = sorted({f"{method.name}/{method.heads.narrow}" for method in attention.methods})
-    progress(f"attention over pages: {', '.join(kernels)}; {num_blocks} blocks of {block_size}")
+    used = sorted({f"{method.name} (tiles of {method.heads.narrow} and more)" for method in attention.methods})
+    progress(f"attention over pages: {', '.join(used)}; {num_blocks} blocks of {block_size}")
+    kernels = [products, *sorted({method.name for method in attention.methods})]
     runner = HfRunner(
         model,
         attention,
         vocab_size=min(files.vocab_size, width),
-        fingerprint=_fingerprint(files, model, [products, *kernels]),
+        fingerprint=_fingerprint(files, model, kernels),
     )
     _check(runner, files)
     return runner
