@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvstore.embedded import _DIE_WITH_PARENT as DIE_WITH_PARENT
+from kvstore.embedded import follow_parent
 from ops.tasks import cancel_all
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ class Child:
         It runs the interpreter that runs us, without the current folder on its import path (`-P`): a folder named
         `worker` beside the user must not be taken for ours. The kernel ends it when we end, in whatever way.
         """
-        command = [sys.executable, "-P", "-m", *self.arguments]
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+        command = follow_parent([sys.executable, "-P", "-m", *self.arguments])
         # Pipes of our own: asyncio's would keep `wait` from returning while anybody else holds their other end.
         out, err = os.pipe(), os.pipe()
         try:

@@ -82,6 +82,8 @@ class Member:
                 pause = min(pause * 2, LONGEST_PAUSE_S)
                 try:
                     await self.start(timeout)
+                except OSError as failure:
+                    note(f"{self.name} could not be started: {failure}")
                 except ChildFailed as failure:
                     note(str(failure))
                     await self.child.kill()
