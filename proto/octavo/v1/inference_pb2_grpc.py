@@ -59,6 +59,8 @@ class InferenceServicer:
 
         Every accepted request ends in exactly one terminal chunk (one with `finish` set) per choice. After a terminal
         chunk with finish ERROR the call itself ends with the matching status code, so that retry policies work.
+        A call that is cut off before that, because its gateway stops or loses the broker, ends with UNAVAILABLE and no
+        terminal chunk: the request itself may go on, and a call with the same request_id and payload attaches to it.
 
         Status codes: INVALID_ARGUMENT (the message names the field, the value and the limit), NOT_FOUND (no such model),
         ALREADY_EXISTS (the request_id is taken by another payload), RESOURCE_EXHAUSTED (queues are full; try again later),
