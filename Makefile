@@ -33,7 +33,7 @@ types: $(STAMP) ## mypy, strict
 
 # One thread: the tensors are tiny, and several threads that wait for each other by spinning take far longer.
 unit: $(STAMP) ## unit tests
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -q tests/unit
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -q -n 2 tests/unit
 
 test: $(STAMP) ## every test: unit, integration with real servers, whole fleets on the real model
 	$(BIN)/pytest

@@ -127,7 +127,7 @@ def readme_redis_commands(redis: str) -> Iterator[tuple[str, Any]]:
     with Redis.from_url(redis) as client:
         for line in lines:
             words = shlex.split(line, comments=True)
-            assert words[:3] == ["redis-cli", "-u", "$OCTAVO_REDIS"], line
+            assert words[:3] == ["redis-cli", "-u", "$URL"], line
             reply: Any = client.execute_command(*words[3:])  # type: ignore[no-untyped-call]
             if shutil.which("redis-cli"):
                 ran = subprocess.run(
