@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from worker.sequence import StopParams
+    from worker.params import StopParams
 
 
 class UnsupportedTokenizer(ValueError):  # noqa: N818 (reads as what it is)

@@ -10,7 +10,8 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore.block_hash import root
-from worker.sequence import AdmissionError, Finish, Sequence
+from worker.params import AdmissionError
+from worker.sequence import Finish, Sequence
 from worker.step import EngineStats, Output, StepOutput, StepRow, StepStats
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import torch
 
     from worker.detokenize import TextStream
+    from worker.params import SamplingParams, StopParams
     from worker.scheduler import Schedule, Scheduled, Scheduler
-    from worker.sequence import Request, SamplingParams, StopParams
+    from worker.sequence import Request
     from worker.step import Runner
 
 __all__ = ["AdmissionError", "Engine", "EngineStats", "Output", "Sampler", "StepOutput", "StepStats"]
@@ -101,13 +103,11 @@ class Engine:
     def add(self, request: Request) -> None:
         """Take in a request. Raises AdmissionError when it could never run here."""
         request.check(self._runner.vocab_size)
-        choices = self._live.get(request.request_id, {})
-        if request.choice in choices:
+        if request.request_id in self._live:
             raise AdmissionError(f"request {request.request_id!r} is running already")
         sequence = Sequence(request, root=self._root(request.salt), block_size=self._scheduler.pool.block_size)
         self._scheduler.add(sequence)
-        choices[request.choice] = _Live(sequence, self._text_stream(request.stopping))
-        self._live[request.request_id] = choices
+        self._live[request.request_id] = {0: _Live(sequence, self._text_stream(request.stopping))}
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request at once, without output. False when it is unknown or has ended."""
@@ -173,7 +173,7 @@ class Engine:
         """Forward pass and sampling. Changes nothing but pages that nobody else reads yet, so it may be repeated."""
         rows = [_row(entry) for entry in entries]
         logits = self._runner.forward(rows)
-        sampled = [entry.sequence for entry, row in zip(entries, rows, strict=True) if row.sample]
+        sampled = [entry.sequence for entry, row in zip(entries, rows, strict=True) if row.logits]
         expected = (len(sampled), self._runner.vocab_size)
         if tuple(logits.shape) != expected:
             raise RuntimeError(f"the model returned logits of shape {tuple(logits.shape)} instead of {expected}")
@@ -182,17 +182,17 @@ class Engine:
                 logits,
                 [sequence.request.sampling for sequence in sampled],
                 [sequence.num_output for sequence in sampled],
-                [sequence.request.choice for sequence in sampled],
+                [sequence.choice for sequence in sampled],
             )
             if sampled
             else []
         )
-        return [_sampled(next(tokens)) if row.sample else _Result() for row in rows]
+        return [_sampled(next(tokens)) if row.logits else _Result() for row in rows]
 
     def _apply(self, entry: Scheduled, result: _Result) -> Output | None:
         """Record one entry's result. None when there is nothing to tell: a part of a prompt is done."""
         request = entry.sequence.request
-        live = self._live[request.request_id][request.choice]
+        live = self._live[request.request_id][entry.sequence.choice]
         if result.error:
             if result.poisoned:
                 self._scheduler.pool.forget(entry.sequence.block_table)
@@ -228,7 +228,7 @@ class Engine:
         first, live.reported = not live.reported, True
         return Output(
             request_id=request.request_id,
-            choice=request.choice,
+            choice=sequence.choice,
             start=sequence.num_output - len(token_ids),
             token_ids=token_ids,
             text=text,
@@ -244,7 +244,7 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         choices = self._live[sequence.request.request_id]
-        del choices[sequence.request.choice]
+        del choices[sequence.choice]
         if not choices:
             del self._live[sequence.request.request_id]
 
@@ -255,7 +255,7 @@ def _row(entry: Scheduled) -> StepRow:
         token_ids=sequence.tokens[start : start + entry.num_tokens],
         start=start,
         block_table=sequence.block_table,
-        sample=entry.num_tokens == sequence.num_uncomputed,
+        logits=int(entry.num_tokens == sequence.num_uncomputed),
     )
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.v1 import inference_pb2, job_pb2
-from worker.sequence import Finish, Request, SamplingParams, StopParams
+from worker.params import SamplingParams, StopParams
+from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
     from kvstore.jobs import Claim

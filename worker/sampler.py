@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from worker.sequence import SamplingParams
+    from worker.params import SamplingParams
 
 RESOLUTION: Final = 2.0**40
 """Probabilities are counted in units of 1 / RESOLUTION."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker.block_pool import IntegrityError
-from worker.sequence import AdmissionError, Sequence, Status
+from worker.params import AdmissionError
+from worker.sequence import Sequence, Status
 
 if TYPE_CHECKING:
     from worker.block_pool import BlockPool

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvstore.block_hash import child
+from worker.params import MAX_PRIORITY, AdmissionError, check_token_ids
 
 if TYPE_CHECKING:
     from kvstore.block_hash import BlockHash
-
-GREEDY_BELOW = 1e-5
-"""Temperatures under this decode greedily."""
-
-SEED_LIMIT = 2**64
-"""Seeds are unsigned 64-bit numbers."""
-
-
-class AdmissionError(ValueError):
-    """A request that can't be served here, ever. The message names the value and the limit."""
-
-    def __init__(self, message: str, limit: int | None = None) -> None:
-        super().__init__(message)
-        self.limit = limit
-        """The bound that was broken, where it is a number that depends on this worker."""
+    from worker.params import SamplingParams, StopParams
 
 
 class Status(Enum):
@@ -47,57 +33,8 @@ class Finish(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is chosen."""
-
-    temperature: float = 1.0
-    """At least 0; under 1e-5 the most likely token is taken."""
-    top_p: float = 1.0
-    """In (0, 1]; 1 keeps the whole distribution."""
-    top_k: int = 0
-    """0 keeps the whole distribution; more than the vocabulary has does too."""
-    seed: int = 0
-    """Unsigned, 64 bits. With the choice and the token's index it determines all randomness."""
-
-    def check(self) -> None:
-        """Raise AdmissionError on a value out of range."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise AdmissionError(f"temperature is {self.temperature}; it must be a finite number of at least 0")
-        if not 0 < self.top_p <= 1:
-            raise AdmissionError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if self.top_k < 0:
-            raise AdmissionError(f"top_k is {self.top_k}; it must be at least 0")
-        if not 0 <= self.seed < SEED_LIMIT:
-            raise AdmissionError(f"seed is {self.seed}; it must be at least 0 and below 2^64")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is taken, without any randomness."""
-        return self.temperature < GREEDY_BELOW or self.top_k == 1
-
-
-@dataclass(frozen=True, slots=True)
-class StopParams:
-    """When a sequence ends."""
-
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-    """Strings that end the text before their first occurrence."""
-    ignore_eos: bool = False
-    include_stop: bool = False
-    """The text keeps the stop string that ended it."""
-
-    def check(self) -> None:
-        """Raise AdmissionError on a value out of range."""
-        if self.max_tokens < 1:
-            raise AdmissionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if "" in self.stop:
-            raise AdmissionError("a stop string is empty; each must have at least one character")
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
-    """One choice of a job, as the engine takes it in."""
+    """A job, as the engine takes it in."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -105,21 +42,33 @@ class Request:
     stopping: StopParams
     salt: str = ""
     """Prefixes are shared only under the same salt."""
-    choice: int = 0
+    n: int = 1
+    """Choices: so many answers to the one prompt, with randomness of their own."""
+    priority: int = 0
+    """The higher goes first; see ``worker.scheduler``."""
+    logprobs: int | None = None
+    """With each output token, its log-probability and those of so many of the likeliest. None: neither."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, but the first."""
 
     def check(self, vocab_size: int) -> None:
         """Raise AdmissionError on anything that no model with this vocabulary could run."""
-        self.sampling.check()
-        self.stopping.check()
+        self.sampling.check(vocab_size)
+        self.stopping.check(vocab_size)
         if not self.prompt:
             raise AdmissionError("the prompt is empty; it must have at least 1 token")
-        for token in (min(self.prompt), max(self.prompt)):
-            if not 0 <= token < vocab_size:
-                raise AdmissionError(f"the prompt has token id {token}; ids are below {vocab_size}", vocab_size)
+        check_token_ids("the prompt", (min(self.prompt), max(self.prompt)), vocab_size)
+        if self.n < 1:
+            raise AdmissionError(f"n is {self.n}; it must be at least 1")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise AdmissionError(f"priority is {self.priority}; it must be -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and not 0 <= count <= vocab_size:
+                raise AdmissionError(f"{name} is {count}; it must be 0 to the vocabulary's size, {vocab_size}")
 
 
 class Sequence:
-    """The live state of a request.
+    """The live state of one choice of a request.
 
     ::
 
@@ -137,6 +86,7 @@ class Sequence:
         "block_size",
         "block_table",
         "cached_tokens",
+        "choice",
         "hashes",
         "num_computed",
         "num_prompt",
@@ -148,8 +98,9 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, *, root: BlockHash, block_size: int) -> None:
+    def __init__(self, request: Request, *, root: BlockHash, block_size: int, choice: int = 0) -> None:
         self.request = request
+        self.choice = choice
         self.root = root
         self.block_size = block_size
         self.tokens = list(request.prompt)
@@ -164,7 +115,7 @@ class Sequence:
 
     def __repr__(self) -> str:
         return (
-            f"Sequence({self.request.request_id!r}/{self.request.choice}, {self.status.value}, "
+            f"Sequence({self.request.request_id!r}/{self.choice}, {self.status.value}, "
             f"{self.num_computed} of {self.num_tokens} computed, blocks {self.block_table})"
         )
 

@@ -26,8 +26,8 @@ class StepRow:
     """Position of the first one. Positions before it have been computed and are readable through the table."""
     block_table: list[int]
     """Block ids in order: position ``p`` lives in ``block_table[p // block_size]``, slot ``p % block_size``."""
-    sample: bool
-    """Whether the logits after the last token are wanted."""
+    logits: int
+    """After how many of the tokens, the last ones, the logits are wanted; 0: after none."""
 
 
 class Runner(Protocol):
@@ -48,10 +48,13 @@ class Runner(Protocol):
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         """Run one step: write the rows' keys and values into their pages, attend to all positions before.
 
-        Returns the logits, float32 ``[number of rows with sample set, vocab_size]``, in row order. A row's result does
-        not depend on the other rows. A call that raised may be repeated with the same rows: it writes the same values
-        to the same slots.
+        Returns the logits, float32 ``[sum of the rows' logits, vocab_size]``, in the order of rows and positions. A
+        row's result does not depend on the other rows. A call that raised may be repeated with the same rows: it writes
+        the same values to the same slots.
         """
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, ``(from, to)`` each. No block is both copied from and copied to in one call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,12 @@ class PagedAttention:
             for pool in self._pools:
                 pool.index_fill_(1, plan.fresh_blocks, 0)
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks of all layers, ``(from, to)`` each. No block is both copied from and copied to."""
+        source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+        for pool in self._pools:
+            pool.index_copy_(1, target, pool.index_select(1, source))
+
     def attend(
         self, layer: int, plan: StepPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:

@@ -131,7 +131,7 @@ class StepPlan:
         self._tables = self._block_tables(rows)
         self._layers: dict[Heads, LayerPlan] = {}
         self._place_tokens(rows)
-        self._choose_samples(rows)
+        self._choose_logits(rows)
 
     def layer(self, heads: Heads) -> LayerPlan:
         """The plan for layers with these heads; made once per step."""
@@ -166,12 +166,14 @@ class StepPlan:
         begun = (self._end % size > 0) & (last * size >= self._start)
         self.fresh_blocks = self.tensor(self._tables[np.flatnonzero(begun), last[begun]]) if begun.any() else None
 
-    def _choose_samples(self, rows: Sequence[StepRow]) -> None:
-        wanted = np.array([row.sample for row in rows], dtype=np.bool_)
-        last = (self._first + self._count - 1)[wanted]
-        self.samples = len(last)
-        padding = padded_rows(self.samples) - self.samples if self.samples else 0
-        self.sample_rows = self.tensor(np.pad(last, (0, padding)))
+    def _choose_logits(self, rows: Sequence[StepRow]) -> None:
+        wanted = np.array([row.logits for row in rows], dtype=np.int64)
+        owner = np.repeat(np.arange(len(rows)), wanted)
+        inside = np.arange(len(owner)) - (np.cumsum(wanted) - wanted)[owner]
+        chosen = (self._first + self._count - wanted)[owner] + inside
+        self.logit_count = len(chosen)
+        padding = padded_rows(self.logit_count) - self.logit_count if self.logit_count else 0
+        self.logit_rows = self.tensor(np.pad(chosen, (0, padding)))
 
 
 class _LayerPlanner:

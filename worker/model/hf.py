@@ -63,18 +63,22 @@ class HfRunner:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
-        """Runs one step; returns float32 logits ``[rows with sample set, vocab_size]``, in order."""
+        """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order."""
         plan = self.attention.plan(rows)
         self.attention.begin(plan)
         output = self.model(
             input_ids=plan.token_ids,
             position_ids=plan.positions,
             use_cache=False,
-            logits_to_keep=plan.sample_rows,
+            logits_to_keep=plan.logit_rows,
             octavo_step=_BoundStep(self.attention, plan),
         )
-        logits: torch.Tensor = output.logits[0, : plan.samples, : self.vocab_size]
+        logits: torch.Tensor = output.logits[0, : plan.logit_count, : self.vocab_size]
         return logits.float()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks of all layers, ``(from, to)`` each."""
+        self.attention.copy_blocks(pairs)
 
 
 class _BoundStep:
@@ -163,7 +167,7 @@ def _check(runner: HfRunner, files: ModelFiles) -> None:
     tables = [list(range(start, start + blocks)) for start in (0, blocks)]
     model = runner.model
     try:
-        ours = runner.forward([StepRow(text, 0, table, True) for text, table in zip(texts, tables, strict=True)])
+        ours = runner.forward([StepRow(text, 0, table, 1) for text, table in zip(texts, tables, strict=True)])
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelUnsupported(f"{model.config.model_type}: its forward pass does not fit pages: {error!r}") from error
     model.set_attn_implementation("eager")

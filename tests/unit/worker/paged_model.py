@@ -75,11 +75,16 @@ class PagedModel:
         histories = [self._history(row, row.start) for row in rows]
         for row, history in zip(rows, histories, strict=True):
             self._write(row, history[-1] if history else START)
-        return (
-            torch.stack(wanted)
-            if (wanted := [self._logits(row) for row in rows if row.sample])
-            else torch.empty(0, VOCAB)
-        )
+        ends = [(row, row.start + len(row.token_ids)) for row in rows]
+        wanted = [self._logits(row, end - back) for row, end in ends for back in reversed(range(row.logits))]
+        return torch.stack(wanted) if wanted else torch.empty(0, self.vocab_size)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = {source for source, _ in pairs}, [target for _, target in pairs]
+        assert len({*targets}) == len(targets)
+        assert not sources & {*targets}
+        for source, target in pairs:
+            self._pages[target] = [*self._pages[source]]
 
     def _check_rows(self, rows: Sequence[StepRow]) -> None:
         named = Counter(block for row in rows for block in row.block_table)
@@ -115,8 +120,9 @@ class PagedModel:
             page, slot = self._slot(row, position)
             page[slot] = parent = digest
 
-    def _logits(self, row: StepRow) -> torch.Tensor:
-        history = self._history(row, row.start + len(row.token_ids))
+    def _logits(self, row: StepRow, end: int) -> torch.Tensor:
+        """After the token at position ``end - 1``."""
+        history = self._history(row, end)
         if any(self._made[digest][1] == NAN for digest in history):
             return torch.full((self.vocab_size,), float("nan"))
         seed = int.from_bytes(hashlib.sha256(b"".join(history)).digest()[:8], "little", signed=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from worker.detokenize import TextStream, TokenBytes, UnsupportedTokenizer
-from worker.sequence import StopParams
+from worker.params import StopParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

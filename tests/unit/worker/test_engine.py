@@ -11,9 +11,10 @@ import torch
 from tests.unit.worker.paged_model import EOS, NAN, POISON, TABLE, VOCAB, PagedModel
 from worker.block_pool import BlockPool
 from worker.engine import AdmissionError, Engine, Output, StepOutput
+from worker.params import SamplingParams, StopParams
 from worker.sampler import sample
 from worker.scheduler import Scheduler
-from worker.sequence import Finish, Request, SamplingParams, StopParams
+from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,10 +67,9 @@ def request(
     ignore_eos: bool = True,
     include_stop: bool = False,
     salt: str = "",
-    choice: int = 0,
 ) -> Request:
-    stopping = StopParams(max_tokens, stop, ignore_eos=ignore_eos, include_stop=include_stop)
-    return Request(name, tuple(prompt), sampling, stopping, salt, choice)
+    stopping = StopParams(max_tokens, stop=stop, ignore_eos=ignore_eos, include_stop=include_stop)
+    return Request(name, tuple(prompt), sampling, stopping, salt)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -122,14 +122,14 @@ def solo(asked: Request) -> Answer:
     """The request alone, on an empty pool with room for everything, in as few steps as possible."""
     engine, _ = engine_of(256, token_budget=1000, context_length=1000)
     engine.add(asked)
-    return finish_all(engine)[asked.request_id, asked.choice]
+    return finish_all(engine)[asked.request_id, 0]
 
 
 def run(engine: Engine, *asked: Request) -> list[Answer]:
     for one in asked:
         engine.add(one)
     answers = finish_all(engine)
-    return [answers[one.request_id, one.choice] for one in asked]
+    return [answers[one.request_id, 0] for one in asked]
 
 
 # One request
@@ -160,10 +160,10 @@ def test_a_chunked_prompt_says_nothing_until_it_is_done() -> None:
     engine, model = engine_of(token_budget=4)
     engine.add(request("a", prompt_of(10), max_tokens=1))
     assert [len(engine.step().outputs) for _ in range(3)] == [0, 0, 1]
-    assert [[(row.start, len(row.token_ids), row.sample) for row in rows] for rows in model.steps] == [
-        [(0, 4, False)],
-        [(4, 4, False)],
-        [(8, 2, True)],
+    assert [[(row.start, len(row.token_ids), row.logits) for row in rows] for rows in model.steps] == [
+        [(0, 4, 0)],
+        [(4, 4, 0)],
+        [(8, 2, 1)],
     ]
 
 
@@ -196,7 +196,7 @@ class Forced(PagedModel):
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         logits = super().forward(rows)
-        for index, row in enumerate([row for row in rows if row.sample]):
+        for index, row in enumerate([row for row in rows if row.logits]):
             logits[index] = 0
             logits[index, self.tokens[row.start + len(row.token_ids) - 5]] = 1
         return logits
@@ -333,37 +333,6 @@ def test_the_same_prompt_twice_in_one_step() -> None:
     assert [answer.last.cached_tokens for answer in (one, two) if answer.last] == [0, 0]
 
 
-def test_choices_of_one_request_differ_and_end_apart() -> None:
-    engine, _ = engine_of()
-    sampling = SamplingParams(temperature=1.5, seed=5)
-    asked = [request("a", prompt_of(9), sampling=sampling, choice=n, max_tokens=3 + n) for n in range(3)]
-    answers = run(engine, *asked)
-    assert len({tuple(answer.token_ids[:3]) for answer in answers}) == 3
-    assert [len(answer.token_ids) for answer in answers] == [3, 4, 5]
-
-
-def test_randomness_is_named_by_choice_and_output_index() -> None:
-    """Not by step, row or length, which a preemption, the neighbours or another attempt would change."""
-    asked_for: list[tuple[Sequence[int], Sequence[int], list[int]]] = []
-
-    def recording(
-        logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], choices: Sequence[int]
-    ) -> list[int | None]:
-        asked_for.append((positions, choices, [one.seed for one in params]))
-        return sample(logits, params, positions, choices)
-
-    engine = engine_over(PagedModel(64, BS), sampler=recording)
-    engine.add(request("a", prompt_of(9), choice=3, sampling=SamplingParams(seed=11)))
-    step(engine)
-    step(engine)
-    engine.add(request("b", prompt_of(2), choice=0, sampling=SamplingParams(seed=12)))
-    step(engine)
-    assert asked_for == [([0], [3], [11]), ([1], [3], [11]), ([2, 0], [3, 0], [11, 12])]
-
-
-# Aborts
-
-
 def test_aborting_at_every_moment_frees_everything() -> None:
     """Waiting, half-way through the prompt, decoding, preempted, finished."""
     for moment in range(25):
@@ -383,17 +352,6 @@ def test_aborting_at_every_moment_frees_everything() -> None:
         stats = engine.stats()
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
         assert stats.blocks_free + stats.blocks_cached == 10
-
-
-def test_abort_ends_all_choices() -> None:
-    engine, _ = engine_of(max_running=2)
-    for choice in range(3):
-        engine.add(request("a", prompt_of(9), choice=choice))
-    engine.add(request("b", prompt_of(9)))
-    step(engine)
-    assert engine.abort("a")
-    answers = finish_all(engine)
-    assert set(answers) == {("b", 0)}
 
 
 def test_an_unknown_request_can_be_aborted() -> None:

@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.worker.paged_model import EOS, NAN, POISON, TABLE, VOCAB, PagedModel
 from worker.block_pool import BlockPool
 from worker.engine import AdmissionError, Engine, Output
+from worker.params import SamplingParams, StopParams
 from worker.sampler import sample
 from worker.scheduler import Scheduler
-from worker.sequence import Finish, Request, SamplingParams, StopParams
+from worker.sequence import Finish, Request
 
 BS = 4
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]

@@ -7,7 +7,8 @@ import pytest
 from kvstore.jobs import Claim
 from octavo.v1 import inference_pb2, job_pb2
 from worker.journal import Journal, request_of
-from worker.sequence import Finish, SamplingParams, StopParams
+from worker.params import SamplingParams, StopParams
+from worker.sequence import Finish
 from worker.step import Output
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from worker.params import SamplingParams
 from worker.sampler import _weights, philox, sample, uniforms
-from worker.sequence import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,9 @@ import pytest
 
 from kvstore.block_hash import root
 from worker.block_pool import BlockPool, IntegrityError
+from worker.params import AdmissionError, SamplingParams, StopParams
 from worker.scheduler import Schedule, Scheduler
-from worker.sequence import AdmissionError, Request, SamplingParams, Sequence, Status, StopParams
+from worker.sequence import Request, Sequence, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

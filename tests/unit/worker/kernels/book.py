@@ -64,7 +64,7 @@ class Book:
 
     def step(self, share: Sequence[tuple[Text, int]]) -> None:
         """Runs so many next tokens of each text, side by side."""
-        rows = [StepRow([0] * count, text.done, text.table, True) for text, count in share]
+        rows = [StepRow([0] * count, text.done, text.table, 1) for text, count in share]
         plan = self.attention.plan(rows)
         padding = plan.tokens - plan.real_tokens
 

@@ -15,9 +15,9 @@ def plan(*rows: StepRow, max_keys: int = 1 << 20) -> StepPlan:
     return StepPlan(rows, POOL, torch.float32, CPU, max_keys)
 
 
-def row(start: int, count: int, table: list[int] | None = None, sample: bool = True) -> StepRow:
+def row(start: int, count: int, table: list[int] | None = None, logits: int = 1) -> StepRow:
     needed = -(-(start + count) // POOL.block_size)
-    return StepRow(list(range(start, start + count)), start, table or list(range(needed)), sample)
+    return StepRow(list(range(start, start + count)), start, table or list(range(needed)), logits)
 
 
 def shape_of(step: StepPlan, token: int, heads: Heads) -> tuple[int, int]:
@@ -42,11 +42,14 @@ def test_tokens_lie_side_by_side_and_padding_goes_to_the_trash() -> None:
     assert (step.layer(HEADS).value_rows - step.layer(HEADS).key_rows).tolist() == [16] * 16
 
 
-def test_samples_are_the_last_tokens_of_rows_that_ask() -> None:
-    step = plan(row(0, 3), row(5, 1, sample=False), row(9, 2))
-    assert step.samples == 2
-    assert step.sample_rows.tolist() == [2, 5] + [0] * 14
-    assert len(plan(row(0, 3, sample=False)).sample_rows) == 0
+def test_logits_are_those_of_the_last_tokens_of_rows_that_ask() -> None:
+    step = plan(row(0, 3), row(5, 1, logits=0), row(9, 2))
+    assert step.logit_count == 2
+    assert step.logit_rows.tolist() == [2, 5] + [0] * 14
+    assert len(plan(row(0, 3, logits=0)).logit_rows) == 0
+    several = plan(row(0, 3, logits=2), row(5, 1), row(9, 4, logits=4))
+    assert several.logit_count == 7
+    assert several.logit_rows.tolist()[:7] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class TestForward:
         return loaded("llama", torch.float32)
 
     def test_logits_come_for_rows_that_ask_in_their_order(self, runner: hf.HfRunner) -> None:
-        rows = [StepRow(tiny.tokens(5, seed), 0, [seed], sample) for seed, sample in enumerate((True, False, True))]
+        rows = [StepRow(tiny.tokens(5, seed), 0, [seed], logits) for seed, logits in enumerate((1, 0, 1))]
         logits = runner.forward(rows)
         assert logits.shape == (2, tiny.VOCAB)
         assert torch.equal(logits[1], runner.forward(rows[2:])[0])
@@ -163,7 +163,7 @@ class TestForward:
         files = tiny.files(models["llama"], torch.float32, vocab_size=100)
         made = hf.load(files, num_blocks=4, block_size=BLOCK, progress=lambda _: None)
         assert made.vocab_size == 100
-        assert made.forward([StepRow([1, 2], 0, [0], True)]).shape == (1, 100)
+        assert made.forward([StepRow([1, 2], 0, [0], 1)]).shape == (1, 100)
 
     def test_a_tokenizer_larger_than_the_model_changes_nothing(self, models: dict[str, Path]) -> None:
         files = tiny.files(models["llama"], torch.float32, vocab_size=1000)

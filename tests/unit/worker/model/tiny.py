@@ -135,7 +135,7 @@ class Text:
 
     def next(self, count: int) -> StepRow:
         """The row that computes so many more tokens."""
-        return StepRow(self.ids[self.done : self.done + count], self.done, self.table, True)
+        return StepRow(self.ids[self.done : self.done + count], self.done, self.table, 1)
 
 
 def step(made: hf.HfRunner, *share: tuple[Text, int]) -> None:

@@ -1,0 +1,75 @@
+"""The choosing of one token: what the engine asks the sampler, and what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from worker.params import SamplingParams
+    from worker.penalties import TokenCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to be chosen. Several may be drawn from one row, one for each choice of a request."""
+
+    row: int
+    """Of the logits."""
+    params: SamplingParams
+    choice: int
+    position: int
+    """The token's index among its choice's output tokens."""
+    counts: TokenCounts | None = None
+    """What the prompt and the output have, for the penalties; None when there are none."""
+    banned: frozenset[int] = frozenset()
+    """Tokens that can't be chosen here: end tokens before ``min_tokens``. Few."""
+    logprobs: int | None = None
+    """As in ``worker.sequence.Request``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities (natural, float32) at one position, by the model's own logits: before bias, penalties,
+    temperature and anything else that a request asks for. The same bits whatever ran beside it."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens, likeliest first, the lower id first among equals. Whether the token itself is one of them
+    is a matter of its likelihood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A chosen token, or the reason why there is none."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    error: str = ""
+    """Without a token: what was wrong, for the caller to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A token of a prompt whose log-probability is wanted."""
+
+    row: int
+    """Of the logits: those after the token before it."""
+    token_id: int
+    top: int
+    """How many of the likeliest tokens are wanted beside it."""
+
+
+class Sampler(Protocol):
+    """Implemented by ``worker.sampler``. Both calls only read the logits, float32 ``[rows, vocabulary]``."""
+
+    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+        """Choose a token for each draw. A draw's result depends on its own row and fields only."""
+
+    def score(self, logits: torch.Tensor, scores: Sequence[Score]) -> list[TokenLogprobs]:
+        """Log-probabilities of given tokens. NaN where the row has a NaN or +inf."""
