@@ -2,61 +2,69 @@
 
 Every block is in exactly one of three states::
 
-               allocate                      free, not sealed
+               allocate                      free, not offered
       free  ------------->  used (refs > 0)  ----------------->  free
-                              ^         |
-                        share |         | free, sealed
-                              |         v
-                              cached (refs == 0, still found by its hash)  ---- evicted by allocate ---->  used
+       ^                      ^         |
+       |                share |         | free, offered
+       | forget, clear,       |         v
+       +--------------------  cached (refs == 0, still found by its hash)  ---- evicted by allocate ---->  used
+         more than cache_blocks
 
-``free + cached + used == total`` always. A block is *sealed*, that is given its hash and so offered to others, only
-after the step that wrote it has finished; from then on it is never written again until it has been evicted.
+``free + cached + used == total`` always. A block is *offered* (sealed: given its hash, so that others find it) only
+after the step that wrote it has finished. From then on nobody writes to it until it is offered no more.
+
+What is offered is closed under prefix: a block is offered only as the continuation of an offered one, or of a root::
+
+      root <- A <- B <- C        B continues A: it was sealed ``after`` A
+                     <- D        one prefix has one block; a second one with the same content gives way to it
+
+Whoever uses C uses A and B too, and gives C back first. So in the order of eviction, least recently used first, C comes
+before B and B before A, and what is evicted is never the head of something that stays.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from worker.block import Block, Event, EventKind, IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvstore.block_hash import BlockHash
 
-
-class IntegrityError(AssertionError):
-    """The accounting of blocks contradicts itself: a fault of this program."""
-
-
-@dataclass(slots=True)
-class Block:
-    """One block's accounting. Its keys and values live in the model's pages, at the same id."""
-
-    id: int
-    refs: int = 0
-    """How many block tables name it."""
-    hash: BlockHash | None = None
-    parent: BlockHash | None = field(default=None, repr=False)
-    tokens: tuple[int, ...] = field(default=(), repr=False)
-    """With a hash: what was hashed, so that a hit never rests on the hash alone."""
+__all__ = ["BlockPool", "Event", "EventKind", "IntegrityError"]
 
 
 class BlockPool:
     """Hands out blocks, counts who uses them, and finds those that hold a known prefix."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        """A pool of ``num_blocks`` free blocks of ``block_size`` token positions each."""
+    def __init__(self, num_blocks: int, block_size: int, cache_blocks: int | None = None) -> None:
+        """A pool of ``num_blocks`` free blocks of ``block_size`` token positions each.
+
+        At most ``cache_blocks`` of them stay cached at once; None: as many as there are.
+        """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least 1 block of 1 token, not {num_blocks} of {block_size}")
+        if cache_blocks is not None and cache_blocks < 0:
+            raise ValueError(f"cache_blocks is {cache_blocks}; it must be at least 0")
         self.block_size = block_size
+        self.cache_blocks = num_blocks if cache_blocks is None else cache_blocks
         self.evictions = 0
+        """Cached blocks given up so far, for new content or under the cache's limit."""
+        self.stored = 0
+        """Blocks offered so far."""
+        self.returns = 0
+        """Blocks that became available so far. While this stands still there is no more room than there was."""
         self._blocks = [Block(index) for index in range(num_blocks)]
         # Last freed, first reused: its pages are still warm in the processor's caches.
         self._free = list(range(num_blocks - 1, -1, -1))
         # Least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        # In the order in which they were offered, so that parents come before what continues them.
         self._by_hash: dict[BlockHash, int] = {}
+        self._events: list[Event] = []
 
     @property
     def total(self) -> int:
@@ -81,16 +89,32 @@ class BlockPool:
         """How many blocks ``allocate`` could hand out now."""
         return len(self._free) + len(self._cached)
 
-    def in_use(self, block: int) -> bool:
-        """Whether some table names the block, so that sharing it takes nothing from ``available``."""
-        return self._blocks[block].refs > 0
+    def refs(self, block: int) -> int:
+        """How many references there are to a block. With any, sharing it takes nothing from ``available``."""
+        return self._blocks[block].refs
+
+    def hash_of(self, block: int) -> BlockHash | None:
+        """The hash under which a block is offered, or None."""
+        return self._blocks[block].hash
+
+    def offers(self, hash_: BlockHash) -> bool:
+        """Whether a block is offered under this hash, whatever its content."""
+        return hash_ in self._by_hash
+
+    def writable(self, block: int, sources: int = 0) -> bool:
+        """Whether a block's only user may write to it; else it must be copied first.
+
+        ``sources`` of its references are held by copies that are made before anything is written.
+        """
+        entry = self._blocks[block]
+        return entry.refs - sources == 1 and entry.hash is None
 
     def allocate(self, count: int) -> list[int] | None:
         """Take ``count`` blocks with one reference each, or none at all (None) when there aren't as many.
 
         Free blocks go first; then cached ones are evicted, least recently used first.
         """
-        if count > self.available:
+        if count > len(self._free) + len(self._cached):
             return None
         taken = []
         for _ in range(count):
@@ -103,27 +127,27 @@ class BlockPool:
         """The blocks that hold the longest known prefix, in order. Takes no reference: ``share`` does.
 
         ``hashes[i]`` names the prefix that ends with block ``i`` of ``token_ids``; ``root`` is the first one's parent.
-        A block counts only if its own token ids and its parent's hash are equal too.
+        A block counts only if it has the same token ids and continues the block before it, not only its hash.
         """
         found: list[int] = []
-        parent = root
         for index, hash_ in enumerate(hashes):
             block_id = self._by_hash.get(hash_)
             if block_id is None:
                 break
-            block = self._blocks[block_id]
             start = index * self.block_size
-            if block.parent != parent or block.tokens != tuple(token_ids[start : start + self.block_size]):
+            tokens = tuple(token_ids[start : start + self.block_size])
+            if not self._holds(self._blocks[block_id], found[-1] if found else None, root, tokens):
                 break
             found.append(block_id)
-            parent = hash_
         return found
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Take one more reference on each of these sealed blocks."""
+        """Take one more reference on each of these blocks, which must be used or cached."""
         for block_id in blocks:
             block = self._blocks[block_id]
             if block.refs == 0:
+                if block.hash is None:
+                    raise IntegrityError(f"{block} is free and can't be shared")
                 del self._cached[block_id]
             block.refs += 1
 
@@ -140,28 +164,63 @@ class BlockPool:
             if block.refs == 0:
                 self._retire(block)
 
-    def seal(self, block: int, parent: BlockHash, hash_: BlockHash, tokens: tuple[int, ...]) -> bool:
+    def seal(
+        self, block: int, hash_: BlockHash, tokens: tuple[int, ...], *, after: int | None, root: BlockHash
+    ) -> int | None:
         """Offer a used, fully written block to others. Only called after the step that wrote it has finished.
 
-        False, and no change, when another block holds that prefix already: this one then stays private.
+        ``after`` is the block before it in its table, None for the first, which continues ``root``. Returns the block
+        that is offered for this prefix: this one, or another that holds the same already, for the caller to use in its
+        place. None when there can be none: ``after`` is not offered itself, or another prefix has this hash. What
+        follows in the table can't be offered then either.
         """
         entry = self._blocks[block]
         if entry.refs < 1 or entry.hash is not None or len(tokens) != self.block_size:
             raise IntegrityError(f"{entry} can't be sealed with {len(tokens)} tokens")
-        if hash_ in self._by_hash:
-            return False
-        entry.hash, entry.parent, entry.tokens = hash_, parent, tokens
+        parent = root if after is None else self._blocks[after].hash
+        if parent is None:
+            return None
+        known = self._by_hash.get(hash_)
+        if known is not None:
+            return known if self._holds(self._blocks[known], after, root, tokens) else None
+        entry.hash, entry.parent, entry.after, entry.tokens = hash_, parent, after, tokens
         self._by_hash[hash_] = block
-        return True
+        self.stored += 1
+        self._events.append(Event(EventKind.STORED, hash_))
+        return block
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Stop offering these blocks to others, for their content is in doubt. Present users keep them."""
-        for block_id in blocks:
-            block = self._blocks[block_id]
-            self._unseal(block)
+        """Stop offering these blocks and all that continue them, for their content is in doubt.
+
+        Present users keep them. Those that aren't offered are passed over.
+        """
+        doomed = {block_id for block_id in blocks if self._blocks[block_id].hash is not None}
+        if not doomed:
+            return
+        for block_id in self._by_hash.values():  # parents first
+            if self._blocks[block_id].after in doomed:
+                doomed.add(block_id)
+        for block_id in [known for known in self._by_hash.values() if known in doomed][::-1]:
+            self._withdraw(self._blocks[block_id])
             if block_id in self._cached:
                 del self._cached[block_id]
                 self._free.append(block_id)
+
+    def clear(self) -> None:
+        """Stop offering anything. Present users keep their blocks."""
+        for block_id in self._by_hash.values():
+            block = self._blocks[block_id]
+            block.hash, block.parent, block.after, block.tokens = None, None, None, ()
+        self._by_hash.clear()
+        self._free += self._cached
+        self._cached.clear()
+        self._events.append(Event(EventKind.CLEARED))
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What has changed in what is offered since the last call. It is kept until then: call it after every step."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
 
     def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Raise IntegrityError unless the books balance; with ``tables``, unless they explain every reference."""
@@ -171,6 +230,16 @@ class BlockPool:
             raise IntegrityError(f"blocks lost or in two states: {self._free}, {[*self._cached]}, {used}")
         if any(block.refs < 0 for block in self._blocks):
             raise IntegrityError("a block has a negative count of references")
+        if len(self._cached) > self.cache_blocks:
+            raise IntegrityError(f"{len(self._cached)} blocks are cached; at most {self.cache_blocks} may be")
+        self._check_offers()
+        if tables is not None:
+            named = Counter(block_id for table in tables for block_id in table)
+            if named != Counter({block.id: block.refs for block in self._blocks if block.refs}):
+                raise IntegrityError(f"tables name {dict(named)}, which differs from the blocks' references")
+
+    def _check_offers(self) -> None:
+        """What is offered is found, is whole, is closed under prefix, and is evicted from its ends."""
         hashed = {block.hash: block.id for block in self._blocks if block.hash is not None}
         if hashed != self._by_hash or len(hashed) != sum(block.hash is not None for block in self._blocks):
             raise IntegrityError("the index of hashes differs from the blocks' own")
@@ -178,28 +247,41 @@ class BlockPool:
             raise IntegrityError("a cached block can't be found by any hash")
         if any(self._blocks[block_id].hash is not None for block_id in self._free):
             raise IntegrityError("a free block can still be hit")
-        if tables is not None:
-            named = Counter(block_id for table in tables for block_id in table)
-            if named != Counter({block.id: block.refs for block in self._blocks if block.refs}):
-                raise IntegrityError(f"tables name {dict(named)}, which differs from the blocks' references")
+        # The later it is evicted the higher; used ones after all that are cached.
+        rank = {block_id: index for index, block_id in enumerate(self._cached)}
+        for block in self._blocks:
+            if block.hash is None:
+                if block.parent is not None or block.after is not None or block.tokens:
+                    raise IntegrityError(f"{block} has a content but no name")
+            elif block.after is not None:
+                before = self._blocks[block.after]
+                if before.hash is None or before.hash != block.parent:
+                    raise IntegrityError(f"{block} continues {before}, which is not offered")
+                if rank.get(block.id, self.total) >= rank.get(before.id, self.total + 1):
+                    raise IntegrityError(f"{before} would be evicted before {block}, which continues it")
 
-    def hash_of(self, block: int) -> BlockHash | None:
-        """The hash under which a block is offered, or None."""
-        return self._blocks[block].hash
+    def _holds(self, block: Block, after: int | None, root: BlockHash, tokens: tuple[int, ...]) -> bool:
+        """Whether an offered block has this content, as the continuation of just this prefix."""
+        return block.after == after and block.tokens == tokens and (after is not None or block.parent == root)
 
     def _retire(self, block: Block) -> None:
+        self.returns += 1
         if block.hash is None:
             self._free.append(block.id)
-        else:
-            self._cached[block.id] = None
+            return
+        self._cached[block.id] = None
+        if len(self._cached) > self.cache_blocks:
+            self._free.append(self._evict())
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
-        self._unseal(self._blocks[block_id])
+        self._withdraw(self._blocks[block_id])
         self.evictions += 1
         return block_id
 
-    def _unseal(self, block: Block) -> None:
-        if block.hash is not None:
-            del self._by_hash[block.hash]
-        block.hash, block.parent, block.tokens = None, None, ()
+    def _withdraw(self, block: Block) -> None:
+        if block.hash is None:
+            raise IntegrityError(f"{block} isn't offered")
+        del self._by_hash[block.hash]
+        self._events.append(Event(EventKind.EVICTED, block.hash))
+        block.hash, block.parent, block.after, block.tokens = None, None, None, ()

@@ -3,69 +3,96 @@
 There are no prefill and decode modes. Every sequence has ``num_computed`` catching up with its tokens; a step shares
 one budget of tokens among them:
 
-1. running sequences that lack one token, so that no stream waits for another one's prompt;
-2. running sequences that lack more, oldest first, each with as large a chunk as is left;
-3. waiting sequences, first come, first served, while there is room.
+1. *streams*, the running sequences that lack one token, get it, so that none waits for another one's prompt;
+2. the others, running or waiting, get as large a chunk as is left, best standing first. Beside streams they get at most
+   ``chunk_tokens`` in all, which bounds how long a step, and so a stream, takes.
 
-When the pool is full, the youngest running sequence gives up its blocks and waits again at the front of the queue; it
-recomputes prompt and output later. The oldest never does, so there is always progress.
+**Standing** is the step of arrival, less 16 for each unit of priority; then the order of arrival. It never changes. So
+priority ages: a sequence is overtaken only by those that arrive within 16 steps for each unit of their higher priority,
+and nobody starves.
+
+**When the pool is full**, the running sequence with the worst standing gives up its blocks and waits again in its old
+place; it recomputes prompt and output later. The best never does, so there is always progress. And recomputes are
+bounded. When a sequence is preempted for lack of blocks, all that run have a better standing, and what it leaves
+behind is less than it needs. It comes back only when that has changed: because one of those has ended, or has computed
+a prefix that it shares, which each does once. Whoever is let in meanwhile had to leave room for it. So it is preempted
+no more often than twice the number of sequences with a better standing that live while it does, and that number is
+finite, for standing can't be improved. In addition a higher priority takes its place at most twice
+(``worker.admission``).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from worker.block_pool import IntegrityError
+from worker.admission import Admission, Admissions
+from worker.block import IntegrityError
+from worker.line import Announcements, Line
 from worker.params import AdmissionError
+from worker.plan import LOGIT_ROWS, Plan, Schedule, Scheduled
 from worker.sequence import Sequence, Status
+from worker.tables import Tables
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from worker.block_pool import BlockPool
 
+__all__ = ["AGE_STEPS", "LOGIT_ROWS", "Schedule", "Scheduled", "Scheduler"]
 
-class Scheduled(NamedTuple):
-    """One sequence's part in a step: its next ``num_tokens`` uncomputed tokens."""
+AGE_STEPS = 16
+"""So many steps of waiting are worth one unit of priority."""
 
-    sequence: Sequence
-    num_tokens: int
+GOOD_STEPS = 64
+"""After so many steps without running out of memory the token budget grows again."""
 
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A step's work. Blocks for all of it have been allocated."""
-
-    entries: tuple[Scheduled, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.entries)
+MOST_TURNS = 16
+"""When memory is short, a running sequence gets a token at least every so many steps."""
 
 
 class Scheduler:
-    """Keeps the queues, and owns the block tables of all sequences in them."""
+    """Keeps the lines of sequences, and owns the block tables of all in them."""
 
-    def __init__(self, pool: BlockPool, *, max_running: int, token_budget: int, context_length: int) -> None:
-        """Schedule over ``pool``, at most ``token_budget`` tokens a step.
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_running: int,
+        token_budget: int,
+        context_length: int,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        """Schedule over ``pool``, at most ``token_budget`` tokens a step, for prompts beside streams ``chunk_tokens``.
 
         ``context_length`` is the model's; the effective one, which the attribute holds, is what the pool has room for
         if that is less. No more sequences run at once than a step has tokens, so that each gets one in every step.
         """
-        if min(max_running, token_budget) < 1 or context_length < 2:
+        chunk_tokens = token_budget if chunk_tokens is None else chunk_tokens
+        if min(max_running, token_budget, chunk_tokens) < 1 or context_length < 2:
             raise ValueError(
-                f"max_running ({max_running}) and token_budget ({token_budget}) must be at least 1, "
-                f"context_length ({context_length}) at least 2"
+                f"max_running ({max_running}), token_budget ({token_budget}) and chunk_tokens ({chunk_tokens}) "
+                f"must be at least 1, context_length ({context_length}) at least 2"
             )
         self.pool = pool
         self.max_running = min(max_running, token_budget)
         self.token_budget = token_budget
+        """Of the next step: less than what was asked for after memory ran out."""
+        self.chunk_tokens = chunk_tokens
         self.context_length = min(context_length, pool.total * pool.block_size)
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.running = Line()
+        self.waiting = Line()
         self.preemptions = 0
+        self.displacements = 0
+        """Those of the preemptions that made place for a higher priority."""
         self.prefix_queried = 0
         self.prefix_hit = 0
+        announcements = Announcements()
+        self._tables = Tables(pool, announcements)
+        self._admissions = Admissions(pool, self.running, self.waiting, announcements, self.max_running)
+        self._most_tokens = token_budget
+        self._good_steps = 0
+        self._steps = 0
+        self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises AdmissionError when it could never run, naming the effective limit."""
@@ -76,147 +103,165 @@ class Scheduler:
                 f"for the context is {self.context_length}",
                 limit,
             )
-        self.waiting.append(sequence)
+        virtual_arrival = self._steps - AGE_STEPS * sequence.request.priority
+        sequence.standing = (virtual_arrival, self._arrivals, sequence.choice)
+        self._arrivals += 1
+        self._line_up(sequence)
 
     def schedule(self) -> Schedule:
         """Decide the next step and allocate its blocks. Not empty while there is any sequence."""
-        step = _Step(self.token_budget)
-        lacking_one = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
-        lacking_more = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
-        for sequence in (*lacking_one, *lacking_more):
+        self._steps += 1
+        self._regrow()
+        streams: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self.running:
+            (streams if sequence.num_uncomputed == 1 else prompts).append(sequence)
+        plan = Plan(self.token_budget, self.chunk_tokens if streams else self.token_budget)
+        if len(streams) + bool(prompts) > plan.budget:
+            # Only when memory is short. Who has waited longest goes first, with one token each.
+            streams, prompts = sorted([*streams, *prompts[:1]], key=lambda sequence: sequence.served), []
+        for sequence in streams:
+            if plan.budget == 0:
+                break
             # Those before it in this loop may have preempted it.
-            if sequence.status is Status.RUNNING and step.budget > 0:
-                self._continue(sequence, step)
-        while step.budget > 0 and self._admit_next(step):
-            pass
-        return Schedule(tuple(Scheduled(*entry) for entry in step.parts.items()))
+            if sequence.status is Status.RUNNING and self._secure(sequence, 1, plan):
+                plan.give_stream(sequence)
+                sequence.served = self._steps
+        for sequence in prompts:
+            self._admit(plan, before=sequence)
+            if sequence.status is Status.RUNNING:
+                self._continue_prompt(sequence, plan)
+        self._admit(plan, before=None)
+        return plan.schedule()
 
     def complete(self, entry: Scheduled) -> None:
-        """Record that a step has computed an entry's tokens, and offer the blocks that this filled to others."""
-        sequence = entry.sequence
-        sequence.num_computed += entry.num_tokens
-        full = sequence.num_computed // sequence.block_size
-        if full == sequence.num_sealed:
-            return
-        hashes = sequence.hash_blocks(full)
-        for index in range(sequence.num_sealed, full):
-            block = sequence.block_table[index]
-            self.pool.seal(block, sequence.parent_hash(index), hashes[index], sequence.block_tokens(index))
-        sequence.num_sealed = full
+        """Record that a step has computed an entry's tokens, and offer the blocks that this filled to others.
+
+        It may be fewer tokens than were scheduled, even none: blocks that this makes superfluous go back.
+        """
+        self._tables.computed(*entry)
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence, wherever it is. Between steps only, like every other change."""
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
-            self._give_back(sequence)
+            self._tables.give_back(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
+        self._admissions.reconsider()
+
+    def fork(self, parent: Sequence, choices: Iterable[int]) -> list[Sequence]:
+        """Start other choices of a request on the blocks of its prompt, which has just been computed.
+
+        They have the parent's standing, after it. For each the caller appends its first token, or removes it, before
+        the next step. Those for which there is no slot wait and hold nothing. A block that is partly filled is copied
+        when one of several users writes to it.
+        """
+        if parent.status is not Status.RUNNING or parent.num_computed != parent.num_prompt:
+            raise ValueError(f"{parent} can't be forked: that is done when just its prompt is computed")
+        children = [parent.fork(choice) for choice in choices]
+        for child in children:
+            child.standing = (*parent.standing[:2], child.choice)
+            if len(self.running) < self.max_running:
+                self.pool.share(child.block_table)
+                child.status = Status.RUNNING
+                self.running.add(child)
+            else:
+                self._line_up(child)
+        self._admissions.reconsider()
+        return children
+
+    def shrink(self) -> None:
+        """A step ran out of memory: the next ones get half the tokens, until it has gone well for a while."""
+        least = -(-len(self.running) // MOST_TURNS)
+        self.token_budget = min(self.token_budget, max(self.token_budget // 2, least, 1))
+        self._good_steps = 0
 
     def check_integrity(self) -> None:
-        """Between steps: raise IntegrityError unless queues, tables and pool agree."""
-        self.pool.check_integrity([sequence.block_table for sequence in self.running])
-        for sequence in self.waiting:
-            holds = (sequence.block_table, sequence.num_computed, sequence.num_sealed)
-            if sequence.status is not Status.WAITING or holds != ([], 0, 0):
-                raise IntegrityError(f"{sequence} holds something while it waits")
+        """Between steps: raise IntegrityError unless lines, tables and pool agree."""
+        self._tables.check_integrity(self.running)
         for sequence in self.running:
             if sequence.status is not Status.RUNNING or sequence.num_uncomputed < 1:
                 raise IntegrityError(f"{sequence} can't run")
-            if len(sequence.block_table) != sequence.blocks_for(sequence.num_computed):
-                raise IntegrityError(f"{sequence} has a table that doesn't fit")
-            for index, block in enumerate(sequence.block_table):
-                hash_ = self.pool.hash_of(block)
-                if hash_ is not None and hash_ != sequence.hash_blocks(sequence.num_sealed)[index]:
-                    raise IntegrityError(f"{sequence} has block {block}, which is offered as something else")
+        for sequence in self.waiting:
+            holds = (sequence.held(), sequence.num_computed, sequence.num_sealed, sequence.announced)
+            if sequence.status is not Status.WAITING or holds != ([], 0, 0, 0):
+                raise IntegrityError(f"{sequence} holds something while it waits")
+        for line in (self.running, self.waiting):
+            if [*line] != sorted(line, key=lambda sequence: sequence.standing):
+                raise IntegrityError(f"{line} is out of order")
+        if len(self.running) > self.max_running:
+            raise IntegrityError(f"{len(self.running)} sequences run; at most {self.max_running} may")
 
-    def _continue(self, sequence: Sequence, step: _Step) -> None:
-        """Give a running sequence its next tokens, preempting younger ones, or at last itself, for the blocks."""
-        num_tokens = min(sequence.num_uncomputed, step.budget)
-        while not self._extend_table(sequence, num_tokens):
-            victim = self.running[-1]
-            self._preempt(victim, step)
-            if victim is sequence:
-                return
-        step.give(sequence, num_tokens)
-
-    def _extend_table(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocate what the next ``num_tokens`` tokens need. False, and no change, when the pool has too little."""
-        needed = sequence.blocks_for(sequence.num_computed + num_tokens) - len(sequence.block_table)
-        blocks = self.pool.allocate(needed)
-        if blocks is None:
-            return False
-        sequence.block_table += blocks
-        return True
-
-    def _preempt(self, sequence: Sequence, step: _Step) -> None:
-        self.running.remove(sequence)
-        self._give_back(sequence)
-        step.take_back(sequence)
+    def _line_up(self, sequence: Sequence) -> None:
+        sequence.reset()
         sequence.status = Status.WAITING
-        sequence.preemptions += 1
-        self.waiting.appendleft(sequence)
-        self.preemptions += 1
+        self.waiting.add(sequence)
+        self._admissions.reconsider()
 
-    def _give_back(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.block_table)
-        sequence.block_table = []
-        sequence.num_computed = 0
-        sequence.num_sealed = 0
+    def _regrow(self) -> None:
+        if self.token_budget < self._most_tokens:
+            self._good_steps += 1
+            if self._good_steps > GOOD_STEPS:
+                self.token_budget = min(2 * self.token_budget, self._most_tokens)
+                self._good_steps = 0
 
-    def _admit_next(self, step: _Step) -> bool:
-        """Start the sequence at the front of the queue, on the prefix that is cached now. False when it must wait."""
-        if not self.waiting or len(self.running) >= self.max_running:
-            return False
-        sequence = self.waiting[0]
-        # The last token is always computed: its logits are what the first step is for.
-        hashes = sequence.hash_blocks((sequence.num_tokens - 1) // sequence.block_size)
-        hits = self.pool.match(sequence.root, hashes, sequence.tokens)
-        if not self._has_room(sequence, hits):
-            return False
-        self.waiting.popleft()
-        self.pool.share(hits)
-        sequence.block_table = hits
-        sequence.num_sealed = len(hits)
-        sequence.num_computed = len(hits) * sequence.block_size
-        sequence.status = Status.RUNNING
-        self.running.append(sequence)
-        self._count_hits(sequence)
-        num_tokens = min(sequence.num_uncomputed, step.budget)
-        if not self._extend_table(sequence, num_tokens):
-            raise IntegrityError(f"{sequence} was admitted without room")
-        step.give(sequence, num_tokens)
+    def _continue_prompt(self, sequence: Sequence, plan: Plan) -> None:
+        num_tokens = plan.portion(sequence, sequence.num_computed)
+        if num_tokens and self._secure(sequence, num_tokens, plan):
+            plan.give_prompt(sequence, num_tokens)
+            sequence.served = self._steps
+
+    def _secure(self, sequence: Sequence, num_tokens: int, plan: Plan) -> bool:
+        """Get a running sequence the blocks for its next tokens, from those with a worse standing if need be.
+
+        False when it was itself the last that could be preempted.
+        """
+        while not self._tables.extend(sequence, num_tokens):
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            # Where running ones lack blocks nobody else is let in.
+            plan.closed = True
+            if victim is sequence:
+                return False
         return True
 
-    def _has_room(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether all its tokens fit, not only those of its first step.
+    def _admit(self, plan: Plan, before: Sequence | None) -> None:
+        """Let waiting sequences in while there is room, those only that have a better standing than ``before``."""
+        while (admission := self._admissions.next(plan, before)) is not None:
+            self._enter(admission, plan)
 
-        So no prompt is started that must stop half-way, and a preempted sequence comes back only once some other one
-        has ended: the number of recomputes is bounded. (Running ones need no blocks set aside. As long as there is
-        budget left, all their tokens are in this step already.)
-        """
-        shared = sum(self.pool.in_use(block) for block in hits)
-        return sequence.blocks_for(sequence.num_tokens) - shared <= self.pool.available
+    def _enter(self, admission: Admission, plan: Plan) -> None:
+        sequence, hits, victims = admission
+        self.pool.share(hits)  # first, so that no hit goes when its user goes
+        for victim in victims:
+            victim.displacements += 1
+            self.displacements += 1
+            self._preempt(victim, plan)
+        self.waiting.remove(sequence)
+        self._tables.start(sequence, hits)
+        sequence.status = Status.RUNNING
+        self.running.add(sequence)
+        self._count_hits(sequence)
+        num_tokens = plan.portion(sequence, sequence.num_computed)
+        if not num_tokens or not self._tables.extend(sequence, num_tokens):
+            raise IntegrityError(f"{sequence} was admitted without room")
+        plan.give_prompt(sequence, num_tokens)
+        sequence.served = self._steps
 
     def _count_hits(self, sequence: Sequence) -> None:
         # Only at the first admission: what a recompute finds is the sequence's own work, no saving to speak of.
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
-            self.prefix_queried += sequence.num_prompt
-            self.prefix_hit += sequence.num_computed
+            if not sequence.unscored:
+                self.prefix_queried += sequence.num_prompt
+                self.prefix_hit += sequence.num_computed
 
-
-class _Step:
-    """A schedule in the making."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.parts: dict[Sequence, int] = {}
-
-    def give(self, sequence: Sequence, num_tokens: int) -> None:
-        self.parts[sequence] = num_tokens
-        self.budget -= num_tokens
-
-    def take_back(self, sequence: Sequence) -> None:
-        """Drop a preempted sequence, which may have its part already; the tokens go to others."""
-        self.budget += self.parts.pop(sequence, 0)
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+        self.running.remove(sequence)
+        self._tables.give_back(sequence)
+        plan.take_back(sequence)
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self._line_up(sequence)

@@ -76,24 +76,34 @@ class Sequence:
         positions    0                                 num_prompt              num_tokens
         num_computed |-- keys and values in pages ------------->|
         block_table  | b0 | b1 | b2 | ...                     bn |   covers at least num_computed positions
-        num_sealed   |-- blocks offered to others ->|                counted in blocks
+        num_sealed   |-- offered, by it or before it ->|             counted in blocks
+        scored       |-- logits used ->|                             counted in positions, never above num_prompt - 1
 
     There is no prefill and no decode: every step computes some of the tokens from ``num_computed`` on, and the step
     that catches up with ``num_tokens`` samples the next one.
     """
 
     __slots__ = (
+        "announced",
+        "awaits",
         "block_size",
         "block_table",
         "cached_tokens",
         "choice",
+        "copy",
+        "displacements",
         "hashes",
         "num_computed",
         "num_prompt",
         "num_sealed",
+        "own_blocks",
         "preemptions",
+        "private",
         "request",
         "root",
+        "scored",
+        "served",
+        "standing",
         "status",
         "tokens",
     )
@@ -105,13 +115,38 @@ class Sequence:
         self.block_size = block_size
         self.tokens = list(request.prompt)
         self.num_prompt = len(request.prompt)
-        self.num_computed = 0
-        self.block_table: list[int] = []
         self.hashes: list[BlockHash] = []
-        self.num_sealed = 0
         self.status = Status.WAITING
+        self.scored = 0
+        """Prompt positions whose logits have given the log-probability of the token after them."""
         self.cached_tokens: int | None = None
+        """Prompt tokens found in the cache at the first admission; None before it."""
         self.preemptions = 0
+        self.displacements = 0
+        """Those of the preemptions that made place for a higher priority."""
+        self.standing = (0, 0, 0)
+        """The lower goes first: see ``worker.scheduler``."""
+        self.served = 0
+        """The last step that it took part in."""
+        self.block_table: list[int] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that goes with blocks, which have been given back."""
+        self.num_computed = 0
+        self.block_table = []
+        self.num_sealed = 0
+        self.private = False
+        """Its blocks from ``num_sealed`` on can't be offered."""
+        self.copy: tuple[int, int] | None = None
+        """(from, to): a block to be copied before the next tokens are written to the copy, which is in the table. The
+        other one is held until then."""
+        self.announced = 0
+        """So many of its first blocks others may wait for, if they aren't computed yet."""
+        self.awaits: BlockHash | None = None
+        """While it waits: a block that another sequence is computing, which will be a hit."""
+        self.own_blocks = 0
+        """With ``awaits``: the blocks that it will need beside those hits."""
 
     def __repr__(self) -> str:
         return (
@@ -132,6 +167,37 @@ class Sequence:
         """Tokens whose keys and values are still to be computed. At least 1 until the sequence has finished."""
         return len(self.tokens) - self.num_computed
 
+    @property
+    def unscored(self) -> int:
+        """Prompt positions whose logits are still wanted; 0 when none ever were."""
+        return 0 if self.request.prompt_logprobs is None else self.num_prompt - 1 - self.scored
+
+    def to_score(self, num_tokens: int) -> int:
+        """Of the next ``num_tokens`` uncomputed positions, how many have logits that are wanted for scores.
+
+        They are the last ones of them, but for the prompt's last position if that is among them: it is drawn from.
+        """
+        if not self.unscored:
+            return 0
+        end = min(self.num_computed + num_tokens, self.num_prompt - 1)
+        return max(0, end - max(self.num_computed, self.scored))
+
+    def fork(self, choice: int) -> Sequence:
+        """Another choice, at the end of the prompt, on the same blocks. The caller takes the references to them."""
+        child = Sequence(self.request, root=self.root, block_size=self.block_size, choice=choice)
+        child.hashes = self.hashes[: self.num_prompt // self.block_size]
+        child.scored = self.num_prompt - 1  # the prompt's scores are told once, with the parent
+        child.cached_tokens = self.cached_tokens
+        child.num_computed = self.num_computed
+        child.block_table = list(self.block_table)
+        child.num_sealed = self.num_sealed
+        child.private = self.private
+        return child
+
+    def held(self) -> list[int]:
+        """All blocks that it has a reference on, in an order that ``BlockPool.free`` may take from the end."""
+        return [*self.block_table, self.copy[0]] if self.copy else [*self.block_table]
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` positions take."""
         return -(-num_tokens // self.block_size)
@@ -144,10 +210,6 @@ class Sequence:
     def hash_blocks(self, count: int) -> list[BlockHash]:
         """Hashes of the first ``count`` blocks, which must be full. Each is computed once."""
         while len(self.hashes) < count:
-            parent = self.parent_hash(len(self.hashes))
+            parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(child(parent, self.block_tokens(len(self.hashes))))
         return self.hashes[:count]
-
-    def parent_hash(self, index: int) -> BlockHash:
-        """Hash of the block before the one at ``index``; the root before the first."""
-        return self.hashes[index - 1] if index else self.root

