@@ -18,37 +18,22 @@ import asyncio
 import logging
 import random
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthenticationWrongNumberOfArgsError,
-    AuthorizationError,
-    BusyLoadingError,
-    ClusterDownError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError
 
-from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerTooOld, BrokerUnreachable
+from kvstore.errors import BrokerTooOld, BrokerUnreachable
 from kvstore.keys import DEFAULT_NAMESPACE, Keys
 from kvstore.scripts import load_scripts
+from kvstore.translation import CONNECTION_TROUBLE, execute, shown_url, translate, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +44,6 @@ FLOOR = (7, 0)
 
 _BACKOFF_BASE_S = 0.05
 _BACKOFF_CAP_S = 1.0
-
-_AUTH = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
-# What passes by itself: a lost connection, a server that loads its data, or a failover in progress.
-_PASSING = (
-    RedisConnectionError,
-    RedisTimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
-    ClusterDownError,
-    TryAgainError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +100,7 @@ class Broker:
                     pipe.execute_command(*command)
                 replies: list[Any] = await pipe.execute(raise_on_error=False)
             for reply in replies:
-                if isinstance(reply, (*_AUTH, *_PASSING, OutOfMemoryError)):
+                if isinstance(reply, CONNECTION_TROUBLE):
                     raise reply
             return replies
 
@@ -196,66 +170,10 @@ async def connect(config: BrokerConfig) -> Broker:
     return broker
 
 
-async def execute(client: Redis, *command: Any, **options: Any) -> Any:
-    """One command, once, by the given client, with its own exceptions."""
-    with cancellation_kept():
-        return await client.execute_command(*command, **options)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def cancellation_kept() -> Iterator[None]:
-    """Raises CancelledError behind a block in which the current task was cancelled and something swallowed that.
-
-    Until Python 3.12 ``asyncio.wait_for`` does when what it waits for is done in the same turn of the loop, and the
-    client sends every command through it. A task that was cancelled before the block is left alone: it cleans up.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        yield
-    finally:
-        if task and task.cancelling() > before:
-            raise asyncio.CancelledError
-
-
 def backoff_s(failures: int) -> float:
     """Pause after the n-th failure in a row (from 1): exponential, with full jitter so that many processes that lost
     the same server do not come back at once."""
     return random.uniform(0.1, 1.0) * min(_BACKOFF_CAP_S, _BACKOFF_BASE_S * 2.0 ** min(failures, 10))
-
-
-def shown_url(url: str) -> str:
-    """``url`` without user, password and options."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if ":" in host:
-        host = f"[{host}]"
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{host}{port}{parts.path}"
-
-
-@contextmanager
-def translated(url: str) -> Iterator[None]:
-    """Turns exceptions of the Redis client into those of this package, and keeps cancellations."""
-    try:
-        with cancellation_kept():
-            yield
-    except RedisError as error:
-        raise translate(error, url) from error
-
-
-def translate(error: RedisError, url: str = "") -> BrokerError:
-    """The one table from the client's exceptions to ours."""
-    where = f" at {shown_url(url)}" if url else ""
-    text = str(error) or type(error).__name__
-    if isinstance(error, _AUTH):
-        return BrokerAuth(f"broker{where} refused access: {text}")
-    if isinstance(error, OutOfMemoryError):
-        return BrokerFull(f"broker{where} is full: {text}")
-    # BUSY: somebody's script runs for seconds. It has no class of its own.
-    if isinstance(error, _PASSING) or text.startswith("BUSY "):
-        return BrokerUnreachable(f"broker{where} cannot be reached: {text}")
-    return BrokerError(f"broker{where}: {text}")
 
 
 def _client(config: BrokerConfig, socket_timeout: float | None) -> Redis:

@@ -7,8 +7,9 @@ import logging
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kvstore.client import backoff_s, translated
+from kvstore.client import backoff_s
 from kvstore.errors import BrokerUnreachable
+from kvstore.translation import translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from kvstore.client import execute, translate, translated
 from kvstore.errors import BrokerUnreachable
 from kvstore.keys import GROUP
+from kvstore.translation import execute, translate, translated
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -17,7 +17,7 @@
     ├── CommitGap                   a chunk does not follow on what is committed: a fault of the caller
     └── MalformedValue              bytes in the broker that are not what they should be
 
-Exceptions of the Redis client never leave this package: ``client.translated`` turns them into these.
+Exceptions of the Redis client never leave this package: ``translation.translated`` turns them into these.
 """
 
 # ruff: noqa: N818 (these names say what happened; a suffix would add nothing that `except` does not say)
@@ -99,12 +99,13 @@ class WorkerIdTaken(RegistrationError):
 
 
 class CommitGap(KvError):
-    """Chunks that do not start at the next token index. Nothing was written for them; all others were."""
+    """Chunks that do not start at the next token index of their choice. Nothing was written for them; all others
+    were."""
 
-    def __init__(self, expected: Mapping[str, int]) -> None:
-        super().__init__(f"chunks do not follow on what is committed; next indexes: {dict(expected)}")
-        self.expected = dict(expected)
-        """Next token index by request id."""
+    def __init__(self, expected: Mapping[str, Mapping[int, int]]) -> None:
+        self.expected = {request_id: dict(indexes) for request_id, indexes in expected.items()}
+        """Next token index by choice, by request id. Only of the choices whose chunks do not fit."""
+        super().__init__(f"chunks do not follow on what is committed; next indexes: {self.expected}")
 
 
 class MalformedValue(KvError):

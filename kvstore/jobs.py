@@ -1,11 +1,13 @@
 """Jobs: submitted by gateways, claimed and committed by workers, ended by whoever has a reason.
 
+A job has one choice or several, each with a log position and an end of its own; it ends with the last of them.
+
 Every write is one script call that may be repeated: submissions are known by request id, claims by owner, commits by
 attempt and token index, finishes by the job's state. So each is retried after a lost reply, and none is done twice.
 
 ::
 
-    (none) --submit--> queued --claim--> running --commit of the last chunk--> ended --retention--> (none)
+    (none) --submit--> queued --claim--> running --commit of the last end----> ended --retention--> (none)
                           |                 |                                    ^
                           +-----------------+------- finish, end_orphans --------+
 """
@@ -16,13 +18,15 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from kvstore import commits
 from kvstore import queues as queues_module
 from kvstore.entries import Entry, EntryReader
-from kvstore.errors import BrokerFull, CommitGap, QueueFull, RequestIdTaken, WorkerGone
+from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.keys import GROUP
 from kvstore.orphans import Reaper
 from kvstore.queues import QueueInfo
 from kvstore.records import (
+    MAX_CHOICES,
     RECORD_FIELDS,
     Claim,
     Commit,
@@ -30,12 +34,13 @@ from kvstore.records import (
     JobRecord,
     JobState,
     Submitted,
+    charge,
     parse_claim,
     parse_job,
     parse_record,
 )
 from kvstore.registry import LEASE_TTL_MS
-from kvstore.token_log import encode, encode_terminal
+from kvstore.token_log import encode_terminal
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
 
 __all__ = [
+    "MAX_CHOICES",
     "RETENTION_S",
     "Claim",
     "Commit",
@@ -56,15 +62,13 @@ __all__ = [
     "Jobs",
     "QueueInfo",
     "Submitted",
+    "charge",
 ]
 
 logger = logging.getLogger(__name__)
 
 RETENTION_S = 600.0
 """How long an ended job and its log stay readable, and its request id taken."""
-
-MAX_CHOICES = 1
-"""Choices a job may have in this version. Commits are ready for more; ending a job from outside is not yet."""
 
 MAX_DEADLINE_MS = 10**12
 """Some thirty years: keeps sums with the clock exact in a script's doubles."""
@@ -97,14 +101,14 @@ class Jobs:
         again or cancel it) and ValueError for a job that no gateway should let through.
         """
         if not job.request_id or not job.prompt_token_ids or max(job.n, 1) > MAX_CHOICES:
-            raise ValueError("a job needs a request id, a prompt and one choice")
+            raise ValueError(f"a job needs a request id, a prompt, and at most {MAX_CHOICES} choices")
         keys = self._broker.keys
         submission = secrets.token_hex(8)
         prompt = len(job.prompt_token_ids)
         args: list[Any] = [
             *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
             *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
-            *(prompt + job.stopping.max_tokens, prompt, max(job.n, 1), job.priority),
+            *(charge(job), prompt, max(job.n, 1), job.priority),
         ]
         names = [
             *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
@@ -172,39 +176,16 @@ class Jobs:
         return claims
 
     async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
-        """Writes what a step produced, in one call; one result for each delivery, in order.
+        """Writes what steps produced, in one call (more only for megabytes); one result for each delivery, in order.
 
         Each delivery goes to its job's log and to its gateway's channel. A chunk with a finish ends its choice; the
         last choice to end ends the job, which leaves the stream and is refunded. May be repeated freely.
 
-        Raises CommitGap when chunks do not follow on what is committed (all others are written; commit them again for
-        their results), ValueError for a chunk with neither tokens nor finish (nothing is written).
+        Raises CommitGap when chunks do not follow on what is committed for their choice, or the job has no such choice
+        (all others are written; commit them again for their results), ValueError for a chunk with neither tokens nor
+        finish (nothing is written).
         """
-        if not deliveries:
-            return []
-        keys = self._broker.keys
-        names = [keys.jobs(worker), keys.load(worker, incarnation)]
-        args: list[Any] = [GROUP, incarnation, keys.channel(""), self._retention_ms]
-        for delivery in deliveries:
-            chunk = delivery.chunk
-            if not chunk.token_ids and not chunk.finish:
-                # It could not be told from its own repetition.
-                raise ValueError(f"request {delivery.request_id}: a chunk with neither tokens nor finish")
-            names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
-            args += [
-                *(delivery.attempt, chunk.choice, chunk.start, chunk.start + len(chunk.token_ids), int(chunk.finish)),
-                delivery.route.cached_tokens if delivery.HasField("route") else "",
-                encode([delivery]),
-            ]
-        answers = await self._broker.script("commit", names, args)
-        gaps = {
-            delivery.request_id: int(answer[0])
-            for delivery, answer in zip(deliveries, answers, strict=True)
-            if isinstance(answer, list)
-        }
-        if gaps:
-            raise CommitGap(gaps)
-        return [_COMMITS[answer] for answer in answers]
+        return await commits.commit(self._broker, self._retention_ms, worker, incarnation, deliveries)
 
     async def finish(
         self,
@@ -216,9 +197,9 @@ class Jobs:
         expect_attempt: int | None = None,
         expect_gateway: str | None = None,
     ) -> Finished:
-        """Ends a job from outside, once.
+        """Ends a job from outside, once, with all of its choices that are still open.
 
-        Writes a last delivery (attempt 0, start 0, no usage: its reader completes it from ``get``) to the log and to
+        Writes one last delivery (attempt 0, start 0, no usage: its reader completes it from ``get``) to the log and to
         the gateway's channel, and the request id to the owner's channel.
         """
         keys = self._broker.keys
@@ -247,9 +228,8 @@ class Jobs:
 
     async def get(self, request_id: str) -> JobRecord | None:
         """None when there is no such job, or its retention is over."""
-        choices = [f"next:{choice}" for choice in range(MAX_CHOICES)]
         (seconds, micros), stored = await self._broker.pipeline(
-            [("TIME",), ("HMGET", self._broker.keys.job(request_id), *RECORD_FIELDS, *choices)]
+            [("TIME",), ("HMGET", self._broker.keys.job(request_id), *RECORD_FIELDS)]
         )
         return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
 
@@ -280,10 +260,6 @@ class Jobs:
             failure=job_pb2.FAILURE_INTERNAL,
             error="the job's payload does not parse",
         )
-
-
-# In the order of the codes in commit.lua.
-_COMMITS = (Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED)
 
 
 def _bounded(deadline_ms: int) -> int:

@@ -11,10 +11,11 @@ name                            type                what
                                                     worker_incarnation (submitted to, later: that claimed it), owner
                                                     (incarnation that claimed it), gateway (incarnation that wants the
                                                     answer), attempt, entry (id in the worker's stream), submitted_ms,
-                                                    claimed_ms, deadline_ms (Redis clock, absent: none), next:<choice>
-                                                    (next token index), end:<choice> (its finish), open (choices not
-                                                    ended), charge (tokens charged to the load), prompt_tokens,
-                                                    cached_tokens, finish, finisher. No TTL until it ended.
+                                                    claimed_ms, deadline_ms (Redis clock, absent: none), choices,
+                                                    next:<choice> (next token index), end:<choice> (its finish, from
+                                                    the worker), open (choices not ended), charge (tokens charged to
+                                                    the load), prompt_tokens, cached_tokens, finish (of the choice that
+                                                    ended last, or from outside), finisher. No TTL until it ended.
 ``log:<request>``               stream              token log: field ``d`` = octavo.v1.Deliveries with one delivery.
                                                     Expires with its job.
 ``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, block_size, context_length,

@@ -81,21 +81,33 @@ class JobRecord:
     worker_incarnation: str
     gateway: str
     next: dict[int, int]
-    """Next token index by choice, which is also how many tokens are committed."""
+    """Next token index by choice, which is also how many tokens are committed. Every choice of the job is there."""
+    ends: dict[int, int]
+    """How the worker ended choices, by choice: inference_pb2.FinishReason. An end from outside is not in it."""
     prompt_tokens: int
     cached_tokens: int
     finish: int | None
-    """inference_pb2.FinishReason once it has ended."""
+    """inference_pb2.FinishReason once it has ended: of the choice that ended last, or of the end from outside."""
     submitted_ms: int
     """By the broker's clock."""
     remaining_ms: int | None
     """As in Claim."""
 
 
+MAX_CHOICES = 32
+"""Choices that a job may have."""
+
 RECORD_FIELDS = (
     *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
-    *("prompt_tokens", "cached_tokens", "submitted_ms", "deadline_ms", "finish"),
+    *("prompt_tokens", "cached_tokens", "submitted_ms", "deadline_ms", "finish", "choices"),
+    *(f"next:{choice}" for choice in range(MAX_CHOICES)),
+    *(f"end:{choice}" for choice in range(MAX_CHOICES)),
 )
+
+
+def charge(job: job_pb2.Job) -> int:
+    """Tokens that a job is charged to its worker's load: its prompt, and every answer at its maximum."""
+    return len(job.prompt_token_ids) + max(job.n, 1) * job.stopping.max_tokens
 
 
 def _remaining(deadline_ms: bytes | None, now_ms: int) -> int | None:
@@ -126,7 +138,9 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
     if not isinstance(stored, list) or stored[0] is None:
         return None
     state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
-    prompt_tokens, cached_tokens, submitted_ms, deadline_ms, finish, *next_indexes = numbers
+    prompt_tokens, cached_tokens, submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
+    count = int(choices)
+    ends = by_choice[MAX_CHOICES:][:count]
     return JobRecord(
         request_id=request_id,
         state=JobState(state.decode()),
@@ -135,7 +149,8 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         worker=worker.decode(),
         worker_incarnation=worker_incarnation.decode(),
         gateway=gateway.decode(),
-        next={choice: int(index or 0) for choice, index in enumerate(next_indexes)},
+        next={choice: int(index or 0) for choice, index in enumerate(by_choice[:count])},
+        ends={choice: int(end) for choice, end in enumerate(ends) if end},
         prompt_tokens=int(prompt_tokens),
         cached_tokens=int(cached_tokens),
         finish=int(finish) if finish else None,

@@ -6,21 +6,32 @@ A lease is a key with a short TTL that one incarnation renews. All ages are the 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import secrets
 import time
-import zlib
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import BrokerError, MalformedValue, WorkerIdTaken
+from kvstore.model_card import ModelCard, card_of, digest, fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvstore.client import Broker
+
+__all__ = [
+    "DRAINING",
+    "HEARTBEAT_S",
+    "LEASE_TTL_MS",
+    "MODEL_RENEW_S",
+    "READY",
+    "Load",
+    "ModelCard",
+    "Registry",
+    "WorkerInfo",
+    "new_incarnation",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +42,6 @@ MODEL_RENEW_S = 20.0
 
 READY = "ready"
 DRAINING = "draining"
-
-MAX_TOKENIZER_BYTES = 64 * 2**20
-"""Longest tokenizer file that is unpacked."""
 
 _LEASE_POLL_S = 0.1
 
@@ -76,30 +84,7 @@ class Load:
 
     jobs: int = 0
     tokens: int = 0
-    """Prompt and answer tokens, the answer at its maximum."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What a gateway needs to serve a model without having its files.
-
-    Gateways learn it from the workers, so the two cannot disagree about a tokenizer. What the model is called is said
-    by each worker's lease: one fingerprint may be served under several names.
-    """
-
-    fingerprint: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    tokenizer_json: bytes
-    tokenizer_config: bytes
-    """JSON: bos_token, eos_token, chat_template, ..."""
-
-    @property
-    def tokenizer(self) -> str:
-        """SHA-256 of all that turns prompts into token ids, in hex. Unlike the fingerprint it is the same on every
-        device."""
-        parts = (self.tokenizer_json, self.tokenizer_config)
-        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
+    """Of prompts and answers, every answer at its maximum."""
 
 
 def new_incarnation() -> str:
@@ -202,9 +187,9 @@ class Registry:
         Megabytes are sent only when the broker has no card, or another one.
         """
         keys = [self._broker.keys.model(card.fingerprint)]
-        args = [self._model_ttl_ms, _digest(card)]
+        args = [self._model_ttl_ms, digest(card)]
         if not await self._broker.script("model", keys, args):
-            await self._broker.script("model", keys, [*args, *_card_fields(card)])
+            await self._broker.script("model", keys, [*args, *fields_of(card)])
 
     async def model(self, fingerprint: str) -> ModelCard | None:
         """None when no worker has published it lately, or when what is there does not parse (which is counted)."""
@@ -212,7 +197,7 @@ class Registry:
         if not stored:
             return None
         try:
-            return _parse_card(fingerprint, stored)
+            return card_of(fingerprint, stored)
         except MalformedValue as error:
             self._broker.malformed += 1
             logger.warning("model card of %s ignored: %s", fingerprint, error)
@@ -260,46 +245,3 @@ def _parse_lease(worker: bytes, lease: Any, age_ms: int) -> WorkerInfo:
     except (KeyError, ValueError) as error:
         raise MalformedValue(f"the lease of worker {worker!r} does not parse: {error}") from error
     return WorkerInfo(**values)
-
-
-def _digest(card: ModelCard) -> bytes:
-    """Tells whether two cards are the same."""
-    head = json.dumps([card.vocab_size, card.eos_token_ids, len(card.tokenizer_json)])
-    return hashlib.sha256(head.encode() + card.tokenizer_json + card.tokenizer_config).hexdigest().encode()
-
-
-def _card_fields(card: ModelCard) -> list[Any]:
-    return [
-        *("vocab_size", card.vocab_size),
-        *("eos_token_ids", json.dumps(card.eos_token_ids)),
-        *("tokenizer_json", zlib.compress(card.tokenizer_json)),
-        *("tokenizer_config", zlib.compress(card.tokenizer_config)),
-    ]
-
-
-def _parse_card(fingerprint: str, stored: dict[bytes, bytes]) -> ModelCard:
-    try:
-        eos_token_ids = json.loads(stored[b"eos_token_ids"])
-        if not isinstance(eos_token_ids, list) or not all(type(token) is int for token in eos_token_ids):
-            raise ValueError("eos_token_ids are no list of numbers")
-        card = ModelCard(
-            fingerprint=fingerprint,
-            vocab_size=int(stored[b"vocab_size"]),
-            eos_token_ids=tuple(eos_token_ids),
-            tokenizer_json=_unpack(stored[b"tokenizer_json"]),
-            tokenizer_config=_unpack(stored[b"tokenizer_config"]),
-        )
-    except (KeyError, ValueError, zlib.error) as error:
-        raise MalformedValue(f"{type(error).__name__}: {error}") from error
-    if _digest(card) != stored.get(b"digest"):
-        raise MalformedValue("its digest does not match")
-    return card
-
-
-def _unpack(data: bytes) -> bytes:
-    """As zlib.decompress, for data that may be a bomb."""
-    unpacker = zlib.decompressobj()
-    unpacked = unpacker.decompress(data, MAX_TOKENIZER_BYTES)
-    if not unpacker.eof:
-        raise ValueError("cut off, or too long when unpacked")
-    return unpacked

@@ -25,7 +25,11 @@ FIELD = b"d"
 """Field of a log entry: octavo.v1.Deliveries with one delivery."""
 
 MAX_BYTES = 16 * 2**20
-"""Longest encoding that is looked at. A step's deliveries take kilobytes."""
+"""Longest encoding that is looked at. A chunk takes a few hundred bytes, and 1.5 MB at most: with the log-probabilities
+of a whole prompt."""
+
+MAX_PUBLISHED = 8 * 2**20
+"""Bytes that are published together, a last delivery above that included: well below MAX_BYTES."""
 
 _PAGE = 512
 
@@ -36,8 +40,8 @@ def encode(deliveries: Iterable[job_pb2.Delivery]) -> bytes:
 
 
 def encode_terminal(request_id: str, finish: inference_pb2.FinishReason, failure: job_pb2.Failure, error: str) -> bytes:
-    """The last delivery of a job that is ended from outside: attempt 0, start 0, no usage. Its reader completes it
-    from ``Jobs.get``."""
+    """The last delivery of a job that is ended from outside: attempt 0, start 0, no usage. It ends every choice that is
+    still open; its reader completes it from ``Jobs.get``."""
     delivery = job_pb2.Delivery(request_id=request_id, failure=failure)
     delivery.chunk.finish = finish
     delivery.chunk.error = error

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import psutil
 
-from kvstore.client import shown_url
 from kvstore.embedded import EmbeddedBroker
+from kvstore.translation import shown_url
 from ops.child import Child, ChildFailed, LineSink, describe_exit
 from ops.client import Client, describe
 from ops.config import usable_cores

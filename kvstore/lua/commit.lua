@@ -7,6 +7,8 @@
 --      cached tokens ('' when not told), octavo.v1.Deliveries with this one delivery
 -- Returns for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
 --
+-- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
+--
 -- Races closed: a worker that was frozen while its job was ended or given to another attempt is refused (fenced); a
 -- commit that is repeated after a lost reply changes nothing (duplicate); of a last chunk and a finish from outside
 -- exactly one is written. allow-oom: a job that runs must be able to end on a full server.
@@ -31,9 +33,12 @@ end
 local function write(job, log, attempt, choice, start, stop, finish, cached, data)
   -- pcall: one key of a wrong type must not break a step half-way through.
   local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
-    'open', 'entry', 'charge')
+    'choices', 'entry', 'charge')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
     return FENCED
+  end
+  if tonumber(choice) >= (tonumber(seen[7] or '') or 1) then
+    return {'0'} -- would end the job before its own choices have ended
   end
   local next_index, ended = tonumber(seen[4] or '') or 0, seen[5]
   if seen[1] ~= 'running' and not ended then

@@ -38,7 +38,7 @@ redis.call('DEL', job, log)
 local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job:(.*)$'), 'class', ARGV[12])
 redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'submission', ARGV[3], 'state', 'queued',
   'worker', ARGV[4], 'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
-  'submitted_ms', int(now), 'open', ARGV[11], 'charge', ARGV[9], 'prompt_tokens', ARGV[10], 'cached_tokens', '0')
+  'submitted_ms', int(now), 'choices', ARGV[11], 'open', ARGV[11], 'charge', ARGV[9], 'prompt_tokens', ARGV[10], 'cached_tokens', '0')
 if ARGV[7] ~= '' then
   redis.call('HSET', job, 'deadline_ms', int(now + tonumber(ARGV[7])))
 end

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from kvstore.doorbell import RECONNECTED, Doorbell
-from kvstore.jobs import Claim, Entry, Jobs, Submitted
+from kvstore.jobs import Claim, Commit, Entry, JobRecord, Jobs, Submitted
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from kvstore.token_log import decode, read
 from octavo.v1 import inference_pb2, job_pb2
@@ -56,10 +56,11 @@ class Stage:
         gateway: str | None = None,
         deadline_ms: int | None = None,
         max_queue: int = 1000,
+        n: int = 1,
     ) -> Submitted:
-        """A job of 3 prompt tokens and at most 7 new ones."""
+        """A job of 3 prompt tokens and at most 7 new ones for each choice."""
         return await self.jobs.submit(
-            job(request_id),
+            job(request_id, n),
             digest=digest,
             worker=worker.id,
             worker_incarnation=worker.incarnation,
@@ -79,12 +80,22 @@ class Stage:
         """Reads and claims what is there."""
         return await self.jobs.claim(worker.id, worker.incarnation, await self.entries(worker))
 
-    async def running(self, request_id: str, worker: WorkerInfo) -> Claim:
+    async def running(self, request_id: str, worker: WorkerInfo, *, n: int = 1) -> Claim:
         """A job that was submitted and claimed."""
-        await self.submit(request_id, worker)
+        await self.submit(request_id, worker, n=n)
         (claim,) = await self.claim(worker)
         assert claim.job.request_id == request_id
         return claim
+
+    async def commit(self, worker: WorkerInfo, *step: job_pb2.Delivery) -> list[Commit]:
+        """Commits one step."""
+        return await self.jobs.commit(worker.id, worker.incarnation, step)
+
+    async def record(self, request_id: str) -> JobRecord:
+        """Of a job that is there."""
+        record = await self.jobs.get(request_id)
+        assert record is not None
+        return record
 
     async def beat(self, worker: WorkerInfo) -> None:
         """Renews the lease until it is lost."""
@@ -111,14 +122,14 @@ class Stage:
         return load.jobs, load.tokens
 
 
-def job(request_id: str) -> job_pb2.Job:
-    """3 prompt tokens, at most 7 new ones: a charge of 10."""
+def job(request_id: str, n: int = 1) -> job_pb2.Job:
+    """3 prompt tokens, at most 7 new ones for each choice: with one choice a charge of 10."""
     return job_pb2.Job(
         request_id=request_id,
         model="m",
         prompt_token_ids=[1, 2, 3],
         stopping=inference_pb2.Stopping(max_tokens=7),
-        n=1,
+        n=n,
     )
 
 
@@ -127,11 +138,13 @@ def chunk(
     start: int,
     token_ids: Sequence[int],
     *,
+    choice: int = 0,
     attempt: int = 1,
     finish: inference_pb2.FinishReason = inference_pb2.FINISH_REASON_UNSPECIFIED,
 ) -> job_pb2.Delivery:
-    """What a step produced for one job."""
-    body = inference_pb2.Chunk(start=start, token_ids=token_ids, text="x" * len(token_ids), finish=finish)
+    """What a step produced for one choice of a job."""
+    text = "x" * len(token_ids)
+    body = inference_pb2.Chunk(choice=choice, start=start, token_ids=token_ids, text=text, finish=finish)
     return job_pb2.Delivery(request_id=request_id, attempt=attempt, chunk=body)
 
 

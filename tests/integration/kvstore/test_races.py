@@ -57,8 +57,7 @@ async def test_one_end_for_each_job(stage: Stage, broker: Broker, crowd: list[Jo
         log = await stage.log(request_id)
         assert len(log) == 1, request_id
         assert log[0] in heard
-        record = await stage.jobs.get(request_id)
-        assert record is not None
+        record = await stage.record(request_id)
         assert (record.state, record.finish) == ("ended", log[0].chunk.finish)
     assert await stage.load(worker) == (0, 0)
     assert await broker.call("XLEN", broker.keys.jobs("w0")) == 0
@@ -104,9 +103,55 @@ async def test_streams_that_are_cancelled_have_no_gap(stage: Stage, crowd: list[
         *tokens, end = await stage.log(request_id)
         assert [delivery.chunk.start for delivery in tokens] == list(range(len(tokens)))
         assert end.chunk.finish == inference_pb2.CANCELLED
-        record = await stage.jobs.get(request_id)
-        assert record is not None
+        record = await stage.record(request_id)
         assert record.next == {0: len(tokens)}
+
+
+async def test_choices_that_end_while_their_job_is_cancelled(stage: Stage, crowd: list[Jobs]) -> None:
+    """What is in the log: of each choice a prefix, and an end by the worker or the one that ends all others."""
+    worker = await stage.worker()
+    ids, n, length = [f"r{number}" for number in range(JOBS)], 3, 12
+    for request_id in ids:
+        await stage.submit(request_id, worker, n=n)
+    await stage.claim(worker)
+
+    async def generate() -> None:
+        live = [(request_id, choice) for request_id in ids for choice in range(n)]
+        for index in range(length):
+            step = []
+            for request_id, choice in live:
+                last = index == length - 1 - choice
+                finish = inference_pb2.STOP if last else inference_pb2.FINISH_REASON_UNSPECIFIED
+                step.append(chunk(request_id, index, [index], choice=choice, finish=finish))
+            results = await stage.commit(worker, *step)
+            live = [
+                one
+                for one, delivery, result in zip(live, step, results, strict=True)
+                if result is Commit.WRITTEN and not delivery.chunk.finish
+            ]
+
+    generating = asyncio.create_task(generate())
+
+    async def cancel(number: int) -> Finished:
+        await (asyncio.sleep(number * 0.002) if number < JOBS - 5 else asyncio.wait([generating]))
+        return await crowd[number % len(crowd)].cancel(ids[number])
+
+    answers = await asyncio.gather(*(cancel(number) for number in range(JOBS)))
+    await generating
+    assert set(answers) == {Finished.ENDED, Finished.ALREADY}
+    for request_id, answer in zip(ids, answers, strict=True):
+        log = await stage.log(request_id)
+        outside = [delivery for delivery in log if delivery.chunk.finish == inference_pb2.CANCELLED]
+        assert outside == ([log[-1]] if answer is Finished.ENDED else [])
+        record = await stage.record(request_id)
+        assert record.state == "ended"
+        for choice in range(n):
+            mine = [each.chunk for each in log if each.chunk.choice == choice and each not in outside]
+            assert [each.start for each in mine] == list(range(record.next[choice]))
+            ends = [each for each in mine if each.finish]
+            assert ends == ([mine[-1]] if choice in record.ends else [])
+        assert outside or len(record.ends) == n
+    assert await stage.load(worker) == (0, 0)
 
 
 async def test_one_job_for_one_request_id(stage: Stage, broker: Broker, crowd: list[Jobs]) -> None:

@@ -89,6 +89,20 @@ async def test_a_last_chunk_repeated(far: Stage, proxy: Proxy) -> None:
     assert await far.load(worker) == (1, 10)
 
 
+async def test_the_ends_of_several_choices_repeated(far: Stage, proxy: Proxy) -> None:
+    """In one commit, whose last chunk ends the job."""
+    await warm(far)
+    worker = await far.worker()
+    await far.running("r1", worker, n=3)
+    await far.submit("r2", worker)
+    await far.commit(worker, chunk("r1", 0, [1], choice=1, finish=inference_pb2.STOP))
+    step = [chunk("r1", 0, [5], choice=choice, finish=inference_pb2.LENGTH) for choice in (0, 2)]
+    lose(proxy, "commit")
+    assert await far.commit(worker, *step) == [Commit.DUPLICATE] * 2
+    assert len(await far.log("r1")) == 3
+    assert await far.load(worker) == (1, 10)
+
+
 async def test_entries_of_a_lost_read_are_read_again(far: Stage, proxy: Proxy) -> None:
     worker = await far.worker()
     running = await far.running("r0", worker)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import redis.exceptions as client_errors
 
 from kvstore import errors
-from kvstore.client import backoff_s, shown_url, translate
+from kvstore.client import backoff_s
+from kvstore.translation import shown_url, translate
 
 
 def test_urls_are_shown_without_secrets() -> None:

@@ -1,0 +1,71 @@
+"""Writing what a worker's steps produced."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import CommitGap
+from kvstore.keys import GROUP
+from kvstore.records import Commit
+from kvstore.token_log import MAX_PUBLISHED, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvstore.client import Broker
+    from octavo.v1 import job_pb2
+
+# In the order of the codes in commit.lua.
+_OUTCOMES = (Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED)
+
+
+async def commit(
+    broker: Broker, retention_ms: int, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]
+) -> list[Commit]:
+    """See ``Jobs.commit``."""
+    for delivery in deliveries:
+        if not delivery.chunk.token_ids and not delivery.chunk.finish:
+            # It could not be told from its own repetition.
+            raise ValueError(f"request {delivery.request_id}: a chunk with neither tokens nor finish")
+    keys = broker.keys
+    answers: list[Any] = []
+    for batch in _batches(deliveries):
+        names = [keys.jobs(worker), keys.load(worker, incarnation)]
+        args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms]
+        for delivery, data in batch:
+            names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
+            args += _described(delivery, data)
+        answers += await broker.script("commit", names, args)
+    gaps: dict[str, dict[int, int]] = defaultdict(dict)
+    for delivery, answer in zip(deliveries, answers, strict=True):
+        if isinstance(answer, list):
+            gaps[delivery.request_id][delivery.chunk.choice] = int(answer[0])
+    if gaps:
+        raise CommitGap(gaps)
+    return [_OUTCOMES[answer] for answer in answers]
+
+
+def _batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_pb2.Delivery, bytes]]]:
+    """All of them in one, unless what a gateway gets in one message would be too long."""
+    batch: list[tuple[job_pb2.Delivery, bytes]] = []
+    size = 0
+    for delivery in deliveries:
+        data = encode([delivery])
+        if batch and size + len(data) > MAX_PUBLISHED:
+            yield batch
+            batch, size = [], 0
+        batch.append((delivery, data))
+        size += len(data)
+    if batch:
+        yield batch
+
+
+def _described(delivery: job_pb2.Delivery, data: bytes) -> list[Any]:
+    """A delivery as commit.lua takes it, which does not know protobuf."""
+    chunk = delivery.chunk
+    return [
+        *(delivery.attempt, chunk.choice, chunk.start, chunk.start + len(chunk.token_ids), int(chunk.finish)),
+        delivery.route.cached_tokens if delivery.HasField("route") else "",
+        data,
+    ]
