@@ -7,10 +7,12 @@ and makes the Job with every optional field filled in.
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import AdmissionError, shown
+from kvstore import jobs
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -23,7 +25,20 @@ MAX_MODEL_NAME: Final = 256
 MAX_SALT_BYTES: Final = 256
 MAX_STOPS: Final = 16
 MAX_STOP_BYTES: Final = 256
+MAX_STOP_TOKENS: Final = 64
 MAX_TEMPERATURE: Final = 100.0
+MAX_CHOICES: Final = jobs.MAX_CHOICES
+MAX_PRIORITY: Final = 100
+MAX_TOP: Final = 20
+"""Likeliest tokens beside each token, in `logprobs` and `prompt_logprobs`."""
+MAX_PROMPT_LOGPROBS: Final = 131072
+"""Log-probabilities of one prompt: they travel in one chunk, of 1.5 MB then."""
+MAX_BIASES: Final = 4096
+MAX_BIAS: Final = 100.0
+MAX_PENALTY: Final = 2.0
+# As the protocol's float32 has it: what a client writes as 0.01 must pass.
+MIN_REPETITION: Final = struct.unpack("f", struct.pack("f", 0.01))[0]
+MAX_REPETITION: Final = 100.0
 NOT_SERVED: Final = "not served by this version"
 
 
@@ -42,7 +57,9 @@ def check(request: inference_pb2.GenerateRequest) -> None:
     if len(request.model) > MAX_MODEL_NAME:
         raise AdmissionError("model", shown(request.model), f"must have at most {MAX_MODEL_NAME} characters")
     _check_input(request)
-    _check_unserved(request)
+    if request.detached:
+        raise AdmissionError("detached", "true", f"{NOT_SERVED} (must be unset)")
+    _check_output(request)
     _check_sampling(request.sampling)
     _check_stopping(request.stopping)
     salt_bytes = len(request.cache_salt.encode())
@@ -70,33 +87,49 @@ def resolve(
     `seed` (0 to 2^64 - 1) is used when the request sets none. Raises AdmissionError for what breaks the model's limits.
     """
     max_tokens = _max_tokens(request.stopping, len(prompt), limits.context_length)
-    _check_token_ids(prompt, limits.vocab_size)
-    wanted = request.sampling
-    if wanted.top_k > limits.vocab_size:
-        limit = f"must be 0 (off) to the vocabulary's size, {limits.vocab_size}"
-        raise AdmissionError("sampling.top_k", str(wanted.top_k), limit)
+    _check_against_vocabulary(request, prompt, limits.vocab_size)
+    _check_prompt_logprobs(request, len(prompt))
+    if request.stopping.min_tokens > max_tokens:
+        limit = f"must be at most max_tokens, {max_tokens}"
+        raise AdmissionError("stopping.min_tokens", str(request.stopping.min_tokens), limit)
     return job_pb2.Job(
         request_id=request_id,
         model=model,
         prompt_token_ids=prompt,
-        sampling=inference_pb2.Sampling(
-            temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
-            top_p=wanted.top_p if wanted.HasField("top_p") else 1.0,
-            top_k=wanted.top_k,
-            min_p=0.0,
-            seed=wanted.seed if wanted.HasField("seed") else seed,
-            repetition_penalty=1.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-        ),
+        sampling=_resolved(request.sampling, seed),
         stopping=inference_pb2.Stopping(
             max_tokens=max_tokens,
+            min_tokens=request.stopping.min_tokens,
             stop=request.stopping.stop,
+            stop_token_ids=request.stopping.stop_token_ids,
             ignore_eos=request.stopping.ignore_eos,
             include_stop=request.stopping.include_stop,
         ),
-        n=1,
+        n=choices(request),
+        priority=request.priority,
         cache_salt=request.cache_salt,
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
+    )
+
+
+def choices(request: inference_pb2.GenerateRequest) -> int:
+    """How many answers are wanted."""
+    return max(request.n, 1)
+
+
+def _resolved(wanted: inference_pb2.Sampling, seed: int) -> inference_pb2.Sampling:
+    """With every optional field set."""
+    return inference_pb2.Sampling(
+        temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
+        top_p=wanted.top_p if wanted.HasField("top_p") else 1.0,
+        top_k=wanted.top_k,
+        min_p=wanted.min_p,
+        seed=wanted.seed if wanted.HasField("seed") else seed,
+        repetition_penalty=wanted.repetition_penalty if wanted.HasField("repetition_penalty") else 1.0,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        logit_bias=wanted.logit_bias,
     )
 
 
@@ -122,44 +155,40 @@ def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
             raise AdmissionError(f"chat.messages[{index}].role", shown(message.role), limit)
 
 
-def _check_unserved(request: inference_pb2.GenerateRequest) -> None:
-    if request.n > 1:
-        raise AdmissionError("n", str(request.n), f"more than 1 choice is {NOT_SERVED}")
-    sampling, stopping = request.sampling, request.stopping
-    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1
-    # Name, value, the one value that changes nothing.
-    fields: tuple[tuple[str, float, float], ...] = (
-        ("priority", request.priority, 0),
-        ("sampling.min_p", sampling.min_p, 0),
-        ("sampling.repetition_penalty", repetition, 1),
-        ("sampling.presence_penalty", sampling.presence_penalty, 0),
-        ("sampling.frequency_penalty", sampling.frequency_penalty, 0),
-        ("stopping.min_tokens", stopping.min_tokens, 0),
-    )
-    for name, value, neutral in fields:
-        if value != neutral:  # NaN is unequal to everything, so it is refused here
-            raise AdmissionError(name, shown(value), f"{NOT_SERVED} (must be unset or {neutral})")
-    present = (
-        ("logprobs", str(request.logprobs), request.HasField("logprobs")),
-        ("prompt_logprobs", str(request.prompt_logprobs), request.HasField("prompt_logprobs")),
-        ("detached", "true", request.detached),
-        ("sampling.logit_bias", f"{len(sampling.logit_bias)} entries", bool(sampling.logit_bias)),
-        ("stopping.stop_token_ids", f"{len(stopping.stop_token_ids)} ids", bool(stopping.stop_token_ids)),
-    )
-    for name, text, is_present in present:
-        if is_present:
-            raise AdmissionError(name, text, f"{NOT_SERVED} (must be unset)")
+def _check_output(request: inference_pb2.GenerateRequest) -> None:
+    if request.n > MAX_CHOICES:
+        raise AdmissionError("n", str(request.n), f"must be at most {MAX_CHOICES}")
+    for field, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        if value > MAX_TOP:
+            raise AdmissionError(field, str(value), f"must be 0 to {MAX_TOP}")
+    if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+        raise AdmissionError("priority", str(request.priority), f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:
-    temperature, top_p = sampling.temperature, sampling.top_p
-    # Written so that NaN, which compares false, is refused.
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise AdmissionError("sampling.temperature", shown(temperature), f"must be 0 to {MAX_TEMPERATURE:g}")
-    if sampling.HasField("top_p") and not 0 < top_p <= 1:
-        raise AdmissionError("sampling.top_p", shown(top_p), "must be above 0 and at most 1")
+    # Ranges are written so that NaN, which compares false, is refused.
+    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
+        raise AdmissionError("sampling.top_p", shown(sampling.top_p), "must be above 0 and at most 1")
     if sampling.top_k < 0:
         raise AdmissionError("sampling.top_k", str(sampling.top_k), "must be 0 (off) to the vocabulary's size")
+    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    for name, value, least, most in (
+        ("temperature", sampling.temperature, 0.0, MAX_TEMPERATURE),
+        ("min_p", sampling.min_p, 0.0, 1.0),
+        ("repetition_penalty", repetition, MIN_REPETITION, MAX_REPETITION),
+        ("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
+        ("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
+    ):
+        if not least <= value <= most:
+            raise AdmissionError(f"sampling.{name}", shown(value), f"must be {least:g} to {most:g}")
+    if len(sampling.logit_bias) > MAX_BIASES:
+        size = f"{len(sampling.logit_bias)} entries"
+        raise AdmissionError("sampling.logit_bias", size, f"must be at most {MAX_BIASES}")
+    beyond = [token for token, bias in sampling.logit_bias.items() if not -MAX_BIAS <= bias <= MAX_BIAS]
+    if beyond:
+        token = min(beyond)  # a map has no order of its own
+        limit = f"must be -{MAX_BIAS:g} to {MAX_BIAS:g}"
+        raise AdmissionError(f"sampling.logit_bias[{token}]", shown(sampling.logit_bias[token]), limit)
 
 
 def _check_stopping(stopping: inference_pb2.Stopping) -> None:
@@ -170,6 +199,9 @@ def _check_stopping(stopping: inference_pb2.Stopping) -> None:
     for index, stop in enumerate(stopping.stop):
         if not 1 <= len(stop.encode()) <= MAX_STOP_BYTES:
             raise AdmissionError(f"stopping.stop[{index}]", shown(stop), f"must have 1 to {MAX_STOP_BYTES} bytes")
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
+        size = f"{len(stopping.stop_token_ids)} ids"
+        raise AdmissionError("stopping.stop_token_ids", size, f"must be at most {MAX_STOP_TOKENS}")
 
 
 def _max_tokens(stopping: inference_pb2.Stopping, prompt: int, context: int) -> int:
@@ -188,9 +220,27 @@ def _max_tokens(stopping: inference_pb2.Stopping, prompt: int, context: int) -> 
     return asked
 
 
-def _check_token_ids(prompt: Sequence[int], vocab_size: int) -> None:
-    if max(prompt) < vocab_size:
-        return
-    index = next(place for place, token in enumerate(prompt) if token >= vocab_size)
-    limit = f"must be below the vocabulary's size, {vocab_size}"
-    raise AdmissionError(f"token_ids.ids[{index}]", str(prompt[index]), limit)
+def _check_against_vocabulary(request: inference_pb2.GenerateRequest, prompt: Sequence[int], size: int) -> None:
+    """Control tokens and others that were added count as any: they are in the vocabulary."""
+    limit = f"must be below the vocabulary's size, {size}"
+    for name, ids in (("token_ids.ids", prompt), ("stopping.stop_token_ids", request.stopping.stop_token_ids)):
+        if ids and max(ids) >= size:
+            index = next(place for place, token in enumerate(ids) if token >= size)
+            raise AdmissionError(f"{name}[{index}]", str(ids[index]), limit)
+    biased = max(request.sampling.logit_bias, default=0)
+    if biased >= size:
+        raise AdmissionError("sampling.logit_bias", f"for token {biased}", limit)
+    for name, top, what in (
+        ("sampling.top_k", request.sampling.top_k, "0 (off)"),
+        ("logprobs", request.logprobs, "0"),
+        ("prompt_logprobs", request.prompt_logprobs, "0"),
+    ):
+        if top > size:
+            raise AdmissionError(name, str(top), f"must be {what} to the vocabulary's size, {size}")
+
+
+def _check_prompt_logprobs(request: inference_pb2.GenerateRequest, prompt: int) -> None:
+    if request.HasField("prompt_logprobs") and prompt * (1 + request.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
+        value = f"{request.prompt_logprobs} for a prompt of {prompt} tokens"
+        limit = f"the prompt's tokens times (1 + prompt_logprobs) must be at most {MAX_PROMPT_LOGPROBS}"
+        raise AdmissionError("prompt_logprobs", value, limit)
