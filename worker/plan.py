@@ -50,8 +50,11 @@ _STREAM = _Part(1, False, 0, 0)
 class Plan:
     """A schedule in the making: what of the step's limits is left."""
 
-    def __init__(self, budget: int, prompt_budget: int) -> None:
-        """A step of at most ``budget`` tokens, of which prompts get at most ``prompt_budget`` in all."""
+    def __init__(self, budget: int, prompt_budget: int, logit_rows: int) -> None:
+        """A step of at most ``budget`` tokens, of which prompts get at most ``prompt_budget`` in all.
+
+        At most ``logit_rows`` of the prompts' logits are used for scores.
+        """
         self.budget = budget
         self.owed = 0
         """Blocks that are spoken for by sequences with a part, or passed over: admissions leave them alone."""
@@ -62,7 +65,7 @@ class Plan:
         self.victims: set[Sequence] = set()
         """Those that lost their place in this step."""
         self._prompt_budget = prompt_budget
-        self._scores = LOGIT_ROWS
+        self._scores = logit_rows
         self._parts: dict[Sequence, _Part] = {}
 
     @property

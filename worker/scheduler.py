@@ -61,23 +61,26 @@ class Scheduler:
         token_budget: int,
         context_length: int,
         chunk_tokens: int | None = None,
+        logit_rows: int = LOGIT_ROWS,
     ) -> None:
         """Schedule over ``pool``, at most ``token_budget`` tokens a step, for prompts beside streams ``chunk_tokens``.
 
+        None: as many as there are. ``logit_rows``: prompt positions a step whose logits are used for scores, at most.
         ``context_length`` is the model's; the effective one, which the attribute holds, is what the pool has room for
         if that is less. No more sequences run at once than a step has tokens, so that each gets one in every step.
         """
         chunk_tokens = token_budget if chunk_tokens is None else chunk_tokens
-        if min(max_running, token_budget, chunk_tokens) < 1 or context_length < 2:
+        if min(max_running, token_budget, chunk_tokens, logit_rows) < 1 or context_length < 2:
             raise ValueError(
-                f"max_running ({max_running}), token_budget ({token_budget}) and chunk_tokens ({chunk_tokens}) "
-                f"must be at least 1, context_length ({context_length}) at least 2"
+                f"max_running ({max_running}), token_budget ({token_budget}), chunk_tokens ({chunk_tokens}) and "
+                f"logit_rows ({logit_rows}) must be at least 1, context_length ({context_length}) at least 2"
             )
         self.pool = pool
         self.max_running = min(max_running, token_budget)
         self.token_budget = token_budget
         """Of the next step: less than what was asked for after memory ran out."""
         self.chunk_tokens = chunk_tokens
+        self.logit_rows = logit_rows
         self.context_length = min(context_length, pool.total * pool.block_size)
         self.running = Line()
         self.waiting = Line()
@@ -116,7 +119,7 @@ class Scheduler:
         prompts: list[Sequence] = []
         for sequence in self.running:
             (streams if sequence.num_uncomputed == 1 else prompts).append(sequence)
-        plan = Plan(self.token_budget, self.chunk_tokens if streams else self.token_budget)
+        plan = Plan(self.token_budget, self.chunk_tokens if streams else self.token_budget, self.logit_rows)
         if len(streams) + bool(prompts) > plan.budget:
             # Only when memory is short. Who has waited longest goes first, with one token each.
             streams, prompts = sorted([*streams, *prompts[:1]], key=lambda sequence: sequence.served), []
