@@ -84,7 +84,8 @@ class Admissions:
 
     def _consider(self, sequence: Sequence, plan: Plan) -> Admission | None:
         """The sequence's admission; None when it must wait, for a block if ``awaits`` is set then, else for room."""
-        if sequence.awaits in self._announcements:
+        awaited = sequence.awaits
+        if awaited is not None and awaited in self._announcements and not self._pool.offers(awaited):
             return None
         sequence.awaits = None
         if sequence in plan.victims or self._is_blocked(sequence):

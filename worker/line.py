@@ -62,14 +62,14 @@ class Announcements:
     def __init__(self) -> None:
         self._counts: dict[BlockHash, int] = {}
 
-    def __contains__(self, hash_: BlockHash | None) -> bool:
+    def __contains__(self, hash_: BlockHash) -> bool:
         return hash_ in self._counts
 
     def announce(self, sequence: Sequence, first: int, end: int) -> None:
         """A sequence is going to compute its blocks from ``first`` to before ``end``."""
         for hash_ in sequence.hash_blocks(end)[first:]:
             self._counts[hash_] = self._counts.get(hash_, 0) + 1
-        sequence.announced = end
+        sequence.announced = end if first < end else 0
 
     def keep(self, sequence: Sequence, first: int, end: int) -> None:
         """A sequence has computed, or won't compute, its announced blocks from ``first`` to before ``end``."""

@@ -29,7 +29,7 @@ class Tables:
         sequence.block_table = [*hits]
         sequence.num_computed = min(len(hits) * sequence.block_size, sequence.num_tokens - 1)
         sequence.num_sealed = sequence.num_computed // sequence.block_size
-        self._announcements.announce(sequence, sequence.num_sealed, sequence.num_tokens // sequence.block_size)
+        self._announcements.announce(sequence, len(hits), sequence.num_tokens // sequence.block_size)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocate what the next ``num_tokens`` tokens need. False, and no change, when the pool has too little.
