@@ -34,6 +34,8 @@ class Fate:
     hashes: list[BlockHash] = field(default_factory=list)
     better: set[Sequence] = field(default_factory=set)
     """All with a better standing that lived while it did."""
+    setbacks: int = 0
+    """How often in its life a part of a step was not computed in full: blocks go back then without any end."""
 
 
 class World:
@@ -63,6 +65,7 @@ class World:
         self.block_size = block_size
         self.live: dict[Sequence, Fate] = {}
         self.steps = 0
+        self.copies = 0
         self.offered: set[BlockHash] = set()
         self._most_tokens = token_budget
         self._pages: list[list[int]] = [[-1] * block_size for _ in range(num_blocks)]
@@ -72,6 +75,11 @@ class World:
         self._hash_bytes = hash_bits // 8
         self._patch = patch("worker.sequence.child", self._child)
         self._patch.start()
+
+    @property
+    def collisions(self) -> int:
+        """Hashes that name more than one prefix."""
+        return sum(len(ends) > 1 for ends in self._ends.values())
 
     def close(self) -> None:
         self._patch.stop()
@@ -152,7 +160,7 @@ class World:
         self._check_offers()
         for sequence, fate in self.live.items():
             assert sequence.displacements <= 2
-            assert sequence.preemptions - sequence.displacements <= 2 * len(fate.better)
+            assert sequence.preemptions - sequence.displacements <= 2 * len(fate.better) + fate.setbacks
 
     def finish(self) -> None:
         """Run until all have ended."""
@@ -193,6 +201,7 @@ class World:
         sources, targets = {source for source, _ in copies}, [target for _, target in copies]
         assert len(set(targets)) == len(targets)
         assert not sources & set(targets)
+        self.copies += len(copies)
         for source, target in copies:
             self._pages[target] = [*self._pages[source]]
         users: dict[int, int] = {}
@@ -217,6 +226,9 @@ class World:
             self.pool.forget(sequence.block_table)
             self.end(sequence)
             return
+        if outcome < entry.num_tokens:
+            for fate in self.live.values():
+                fate.setbacks += 1
         done = Scheduled(sequence, outcome)
         sequence.scored += sequence.to_score(outcome)
         self.scheduler.complete(done)

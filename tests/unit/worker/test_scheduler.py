@@ -149,3 +149,93 @@ def test_integrity_notices_a_block_offered_as_something_else() -> None:
 def test_limits_that_let_nothing_run_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         make(**wrong)
+
+
+# G08
+def test_beside_streams_prompts_get_a_chunk_in_all() -> None:
+    """However many prompts wait, a step has no more tokens than streams and this chunk; and each prompt gets on."""
+    scheduler = make(num_blocks=64, token_budget=32, chunk_tokens=6)
+    stream = add(scheduler, "stream", 4)
+    assert step(scheduler) == {"stream": 4}
+    add(scheduler, "long", 40)
+    add(scheduler, "second", 8)
+    assert [step(scheduler) for _ in range(6)] == [{"stream": 1, "long": 6}] * 6
+    assert step(scheduler) == {"stream": 1, "long": 4, "second": 2}
+    assert step(scheduler) == {"stream": 1, "long": 1, "second": 6}
+    assert stream.num_output == 9
+    for running in [*scheduler.running]:
+        scheduler.remove(running)
+    # Without streams nobody waits for the step: it may be as long as the budget allows.
+    add(scheduler, "alone", 31)
+    assert step(scheduler) == {"alone": 31}
+
+
+def test_a_chunk_may_be_one_token() -> None:
+    scheduler = make(chunk_tokens=1)
+    add(scheduler, "stream", 4)
+    step(scheduler)
+    late = add(scheduler, "late", 3)
+    assert [step(scheduler) for _ in range(3)] == [{"stream": 1, "late": 1}] * 3
+    assert late.num_output == 1
+
+
+# G05
+def test_each_stream_gets_its_token_though_one_before_it_loses_its_place() -> None:
+    scheduler = make(num_blocks=10, token_budget=16)
+    for name, priority in (("a", 2), ("b", -1), ("c", 1), ("d", 0)):
+        add(scheduler, name, 4, priority=priority)
+    assert step(scheduler) == {"a": 4, "c": 4, "d": 4, "b": 4}
+    assert step(scheduler) == {"a": 1, "c": 1, "d": 1, "b": 1}
+    scheduler.running[0].tokens += range(500, 512)
+    # Now "a" lacks 13 tokens, and three blocks for them; two are free.
+    assert step(scheduler) == {"c": 1, "d": 1, "a": 13}
+    assert step(scheduler) == {"a": 1, "c": 1, "d": 1}
+
+
+# G10
+def test_a_short_and_a_long_sequence_give_each_block_back_once() -> None:
+    scheduler = make(num_blocks=12)
+    short, long = add(scheduler, "short", 5, first=0), add(scheduler, "long", 21, first=0)
+    step(scheduler)
+    step(scheduler)
+    assert long.block_table[0] == short.block_table[0]
+    for sequence in (short, long, short, long):
+        scheduler.remove(sequence)
+        scheduler.check_integrity()
+    pool = scheduler.pool
+    assert (pool.free_count, pool.cached_count, pool.used_count) == (7, 5, 0)
+
+
+# G11
+def test_sequences_that_never_ran_can_be_removed() -> None:
+    scheduler = make(max_running=2)
+    running = [add(scheduler, name, 9, first=0) for name in "ab"]
+    step(scheduler)
+    queued = [add(scheduler, f"q{index}", 9, first=0) for index in range(20)]
+    step(scheduler)
+    for sequence in (*queued[::2], *queued[1::2]):
+        scheduler.remove(sequence)
+        scheduler.check_integrity()
+    assert len(scheduler.waiting) == 0
+    assert {sequence.status for sequence in queued} == {Status.FINISHED}
+    assert [*scheduler.running] == running
+    assert step(scheduler) == {"a": 1, "b": 1}
+
+
+def test_a_blocked_sequence_comes_in_as_soon_as_it_can() -> None:
+    """It is not looked at in every step; but nothing that makes room for it is missed."""
+    scheduler = make(num_blocks=6)
+    one, two = add(scheduler, "a", 9, first=0), add(scheduler, "b", 9)
+    step(scheduler)
+    blocked = add(scheduler, "c", 9, first=0, salt="s")
+    assert [step(scheduler) for _ in range(2)] == [{"a": 1, "b": 1}] * 2
+    scheduler.remove(two)
+    assert step(scheduler) == {"a": 1, "c": 9}
+    scheduler.remove(blocked)
+    add(scheduler, "d", 20)
+    assert step(scheduler) == {"a": 1}
+    # What is known now needs no room.
+    scheduler.remove(scheduler.waiting[0])
+    add(scheduler, "e", 13, first=0)
+    assert step(scheduler) == {"a": 1, "e": 5}
+    assert one.num_output == 6

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -110,3 +113,106 @@ TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_thousands_of_steps() -> None:
+    """Long lives on all kinds of pools. So that it can't pass for lack of anything happening, that is counted."""
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        seen += long_life(random.Random(seed), steps=120, mishaps=bool(seed % 2))
+    assert seen["steps"] > 4800
+    assert (
+        min(seen[name] for name in ("preemptions", "displacements", "evictions", "hits", "copies", "followers")) > 100
+    )
+
+
+def long_life(rng: random.Random, *, steps: int, mishaps: bool) -> Counter[str]:
+    world = World(
+        num_blocks=rng.choice([1, 2, 3, 5, 8, 14, 30]),
+        block_size=rng.choice([1, 2, 4, 4]),
+        max_running=rng.randint(1, 6),
+        token_budget=rng.randint(1, 24),
+        chunk_tokens=rng.choice([None, 1, 3, 8]),
+        cache_blocks=rng.choice([None, None, 0, 1, 3]),
+        logit_rows=rng.choice([1, 3, 128]),
+        hash_bits=rng.choice([256, 256, 8]),
+    )
+    seen: Counter[str] = Counter()
+
+    def outcome(entry: Scheduled) -> int:
+        if not mishaps or rng.random() < 0.9:
+            return entry.num_tokens
+        return rng.choice([POISONED, 0, rng.randint(0, entry.num_tokens)])
+
+    try:
+        while world.steps < steps:
+            meddle(world, rng, mishaps=mishaps)
+            world.step(outcome)
+            seen["followers"] += sum(one.awaits is not None for one in world.scheduler.waiting)
+        world.finish()
+    finally:
+        world.close()
+    scheduler = world.scheduler
+    seen.update(steps=world.steps, copies=world.copies, evictions=world.pool.evictions, hits=scheduler.prefix_hit)
+    seen.update(preemptions=scheduler.preemptions, displacements=scheduler.displacements)
+    return seen
+
+
+def meddle(world: World, rng: random.Random, *, mishaps: bool) -> None:
+    """What may happen between two steps."""
+    while len(world.live) < rng.randint(0, 12):
+        pieces = rng.choices([(0, 0, 0, 0), (1, 2, 1, 2)], k=rng.randint(0, 3))
+        prompt = [*(token for piece in pieces for token in piece), *rng.choices(range(3), k=rng.randint(1, 6))]
+        if len(prompt) >= world.scheduler.context_length:
+            break
+        world.add(
+            tuple(prompt),
+            max_tokens=rng.randint(1, 12),
+            priority=rng.choice([0, 0, 0, 1, 5, -3]),
+            n=rng.choice([1, 1, 1, 2, 4]),
+            salt=rng.choice(["", "", "s"]),
+            scored=rng.random() < 0.2,
+        )
+    what = rng.random()
+    if what < 0.1 and world.live:
+        world.end(rng.choice([*world.live]))
+    elif mishaps and what < 0.13:
+        world.pool.clear()
+    elif mishaps and what < 0.16:
+        world.scheduler.shrink()
+    elif mishaps and what < 0.2 and len(world.scheduler.running):
+        world.pool.forget(rng.choice([*world.scheduler.running]).block_table[-2:])
+
+
+# F03
+@pytest.mark.parametrize("max_tokens", [3, 4, 5])
+def test_lengths_around_a_whole_block(max_tokens: int) -> None:
+    """A pool of six blocks, two hundred requests whose prompts and outputs end just before, at and after a block."""
+    world = World(num_blocks=6)
+    try:
+        for number in range(200):
+            head = [(0, 1, 2, 0), (2, 2, 1, 0)][number % 2]
+            world.add((*head, *(number // 2 % 3,) * (number % 3 + 3)), max_tokens=max_tokens)
+            while len(world.live) > 4:
+                world.step()
+        world.finish()
+        assert world.pool.available == 6
+    finally:
+        world.close()
+
+
+# F07
+def test_prefixes_whose_hashes_collide_are_kept_apart() -> None:
+    """With hashes of one byte nearly all of them do; what each sequence reads is its own all the same."""
+    world = World(num_blocks=60, block_size=2, max_running=8, hash_bits=8)
+    try:
+        for number in range(300):
+            world.add(tuple(number // 3**digit % 3 for digit in range(6)), max_tokens=4)
+            while len(world.live) > 8:
+                world.step()
+        hits = world.scheduler.prefix_hit
+        world.finish()
+        assert hits > 100
+        assert world.collisions > 100
+    finally:
+        world.close()
