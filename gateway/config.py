@@ -9,8 +9,9 @@ MAX_REQUEST_BYTES = 4 * 1024 * 1024
 for a prompt of a million token ids; a client may keep gRPC's default limits."""
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
-"""Largest response message, and gRPC's default for what a client takes. Ours stay far below: a response carries at most
-``gateway.relay.MAX_BATCH`` chunks."""
+"""Largest response message, and gRPC's default for what a client takes. Ours stay below: a response carries at most
+``gateway.relay.MAX_BATCH`` chunks of a few hundred bytes. One chunk of a call may be larger: the log-probabilities of a
+prompt take up to 1.5 MB (``gateway.admission.MAX_PROMPT_LOGPROBS``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.errors import DeadlinePassed, NoWorker, Overloaded
 from gateway.router import Candidate, Charge, Considered, Pending, route
 from kvstore.errors import QueueFull, SubmitError, WorkerGone
-from kvstore.jobs import Submitted
+from kvstore.jobs import Submitted, charge
 
 if TYPE_CHECKING:
     import random
@@ -37,7 +37,7 @@ class Order:
     @property
     def cost(self) -> int:
         """Tokens that the job is charged at."""
-        return len(self.job.prompt_token_ids) + self.job.stopping.max_tokens
+        return charge(self.job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -46,7 +48,7 @@ class Metrics:
         )
         self.output_token_seconds = Histogram(
             "octavo_time_per_output_token_seconds",
-            "Per token after the first ones, as the gateway got them.",
+            "Per token of a choice after the first ones, as the gateway got them.",
             buckets=_TOKEN_SECONDS,
             registry=self.registry,
         )
@@ -67,9 +69,19 @@ class Metrics:
         if self._server is not None:
             server, thread = self._server
             self._server = None
-            await asyncio.to_thread(server.shutdown)
+            stopped = asyncio.create_task(asyncio.to_thread(server.shutdown))
+            while not stopped.done():
+                # Left alone, it looks only twice a second whether it is to stop; a caller makes it look.
+                with suppress(OSError):
+                    await asyncio.to_thread(_call, server.server_address)
+                await asyncio.wait([stopped], timeout=0.02)
+            await stopped
             server.server_close()
             await asyncio.to_thread(thread.join)
+
+
+def _call(server_address: Any) -> None:
+    socket.create_connection(server_address[:2], timeout=1).close()
 
 
 class Call:
@@ -86,7 +98,7 @@ class Call:
         metrics.streams.inc()
 
     def output(self, tokens: int) -> None:
-        """`tokens` tokens have come, 0 or more."""
+        """So many tokens have come for one choice, 0 or more; of several choices, for the one that got most."""
         now = time.monotonic()
         if tokens and not self.replay:
             if self._has_output:

@@ -1,8 +1,8 @@
 """From the broker to the streams of this gateway: one subscription, and a Stream for every call that waits.
 
 The subscription is only a doorbell. A stream reads its token log when the doorbell brought a gap, when its reader was
-slower than its buffer, after a lost connection, and when it has heard nothing for a second: a lost last message leaves
-no gap.
+slower than its buffer, after a lost connection, and when it has heard nothing of some choice for a second: a lost last
+message leaves no gap.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import Draining, JobLost
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SILENCE_S: Final = 1.0
-"""A stream that has heard nothing for this long asks the broker."""
+"""A stream that has heard nothing of a choice for this long asks the broker."""
 PATIENCE_S: Final = 30.0
 """A stream ends with UNAVAILABLE when the broker has not answered it for this long."""
 CAPACITY: Final = 64
-"""Deliveries a stream buffers. A slower reader is served from the log, which its buffer need not hold."""
+"""Deliveries a stream buffers for each choice. A slower reader is served from the log, which its buffer need not
+hold."""
 MAX_BATCH: Final = 64
 """Deliveries that ``Stream.next`` returns at once."""
 CALL_AGAIN: Final = "the job may go on: call again with the same request_id and payload"
@@ -72,9 +74,9 @@ class Relay:
             self._task = None
         await self._bell.close()
 
-    def open(self, request_id: str) -> Stream:
+    def open(self, request_id: str, choices: int) -> Stream:
         """A stream for a job that is about to be submitted: a context manager, in the books while it is entered."""
-        return Stream(self, self._broker, self._jobs, request_id)
+        return Stream(self, self._broker, self._jobs, request_id, choices)
 
     def add(self, stream: Stream) -> None:
         """Puts a stream in the books."""
@@ -127,16 +129,18 @@ class Relay:
 
 
 class Stream:
-    """One call's way to a job's output: ``with relay.open(id) as stream``, submit, then ``await stream.next()``."""
+    """One call's way to a job's output: ``with relay.open(id, n) as stream``, submit, then ``await stream.next()``
+    until ``stream.done``."""
 
-    def __init__(self, relay: Relay, broker: Broker, jobs: Jobs, request_id: str) -> None:
+    def __init__(self, relay: Relay, broker: Broker, jobs: Jobs, request_id: str, choices: int) -> None:
         self.request_id = request_id
         self.attached = False
         """Set once the job is known to be in the broker for this stream."""
         self._relay = relay
         self._broker = broker
         self._jobs = jobs
-        self._place = Place(capacity=CAPACITY)
+        self._place = Place(choices=choices, capacity=CAPACITY * choices)
+        self._heard = [time.monotonic()] * choices
         self._wake = asyncio.Event()
         self._log_id = b"0"
         self._trouble_since: float | None = None
@@ -152,12 +156,24 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether the terminal delivery has been read or is in the buffer."""
+        """Whether the last terminal delivery has been read or is in the buffer."""
         return self._place.ended
+
+    @property
+    def done(self) -> bool:
+        """Whether ``next`` has returned all there is."""
+        return self._place.ended and not len(self._place)
+
+    @property
+    def usage(self) -> inference_pb2.Usage:
+        """Of the whole job, once the stream is done."""
+        return self._place.usage
 
     def offer(self, delivery: Delivery) -> Offer:
         """A delivery from the doorbell."""
         outcome = self._place.offer(delivery)
+        if outcome is Offer.TAKEN:
+            self._heard[delivery.chunk.choice] = time.monotonic()
         if outcome in (Offer.TAKEN, Offer.LOG):
             self._wake.set()
         return outcome
@@ -172,7 +188,7 @@ class Stream:
         self._wake.set()
 
     async def next(self) -> list[Delivery]:
-        """The next 1 to MAX_BATCH deliveries, in index order; empty only after the terminal one.
+        """The next 1 to MAX_BATCH deliveries, of each choice in index order; empty only when done.
 
         Raises JobLost when the job or its output is gone or the broker does not answer for PATIENCE_S, Draining when
         the relay was closed.
@@ -185,14 +201,15 @@ class Stream:
             if self._relay.closed:
                 raise Draining(f"the gateway is stopping; {CALL_AGAIN}")
             self._wake.clear()
+            patience = min(self._heard[choice] for choice in self._place.open) + SILENCE_S - time.monotonic()
             if self._place.stale:
                 await self._ask(self._refill)
-                continue
-            try:
-                async with asyncio.timeout(SILENCE_S):
-                    await self._wake.wait()
-            except TimeoutError:
+            elif patience <= 0:
                 await self._ask(self._compare)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await self._wake.wait()
 
     async def _ask(self, question: Callable[[], Awaitable[None]]) -> None:
         """Asks the broker, and bears with one that does not answer."""
@@ -208,11 +225,12 @@ class Stream:
             await asyncio.sleep(random.uniform(0.2, 1.0))
         else:
             self._trouble_since = None
+            self._heard = [time.monotonic()] * len(self._heard)
 
     async def _compare(self) -> None:
-        """The stream is silent: does the broker know more?"""
+        """Some choice is silent: does the broker know more?"""
         record = await self._record()
-        if record.state is JobState.ENDED or record.next.get(0, 0) > self._place.next:
+        if record.state is JobState.ENDED or self._place.behind(record.next, record.ends):
             await self._refill()
             if record.state is JobState.ENDED and not self._place.ended:
                 raise JobLost("the job has ended and its output is no longer kept")
@@ -225,7 +243,7 @@ class Stream:
         self._relay.malformed += self._place.refill(entries)
         if self._place.outside is not None:
             record = await self._record()
-            self._place.complete(record.next.get(0, 0), usage_of(record))
+            self._place.complete(record.next, usage_of(record))
         elif not entries:
             await self._record()
 
@@ -241,6 +259,6 @@ def usage_of(record: JobRecord) -> inference_pb2.Usage:
     return inference_pb2.Usage(
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
-        completion_tokens=record.next.get(0, 0),
+        completion_tokens=sum(record.next.values()),
         attempts=record.attempt,
     )

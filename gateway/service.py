@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 import uuid
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,13 +19,12 @@ from gateway.dispatch import Order
 from gateway.errors import Draining, JobFailed, JobLost, Overloaded, lookup
 from gateway.metrics import Call
 from gateway.rpc import Method, service_handler
-from gateway.stream import is_terminal
 from kvstore.errors import BrokerError
 from kvstore.jobs import Finished, Submitted
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
     from gateway.dispatch import Dispatch, Sent
     from gateway.metrics import Metrics
@@ -149,7 +149,7 @@ class InferenceService:
         request_id = request.request_id or uuid.uuid4().hex
         digest = digest_of(request)
         # In the relay's books before the broker has the job: no delivery can be missed.
-        with self._relay.open(request_id) as stream:
+        with self._relay.open(request_id, admission.choices(request)) as stream:
             if request.request_id:
                 # Before the fleet is asked: a job may outlive its worker's readiness, and its output the worker.
                 async with self._sending(stream, context, self._dispatch.attach(request_id, digest)) as attached:
@@ -197,24 +197,27 @@ class InferenceService:
                 return request.token_ids.ids  # not copied: it may be a million ids that will be refused
 
     async def _answer(self, stream: Stream, sent: Sent, context: Context, call: Call) -> str:
-        """Writes the job's output as it comes; the outcome. Raises JobFailed after the chunk of a job that failed."""
+        """Writes the job's output as it comes; the outcome: how the last choice ended. Raises JobFailed after all
+        terminal chunks when one of them says ERROR."""
         stream.attached = True
         call.replay = sent.submitted is Submitted.ATTACHED
         if call.replay:
             stream.distrust()
         await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
+        failed: job_pb2.Delivery | None = None
         while True:
             batch = await stream.next()
-            response = response_of(stream.request_id, batch, sent.worker)
+            done = stream.done
+            response = response_of(stream.request_id, batch, sent.worker, stream.usage if done else None)
             if response.HasField("route"):
                 call.queued(response.route.queue_ms)
-            call.output(sum(len(chunk.token_ids) for chunk in response.chunks))
+            call.output(most_tokens(response.chunks))
             await context.write(response)
-            last = batch[-1]
-            if is_terminal(last):
-                if last.chunk.finish == inference_pb2.ERROR:
-                    raise JobFailed(last.failure, last.chunk.error)
-                return inference_pb2.FinishReason.Name(last.chunk.finish).lower()
+            failed = failed or next((each for each in batch if each.chunk.finish == inference_pb2.ERROR), None)
+            if done:
+                if failed is not None:
+                    raise JobFailed(failed.failure, failed.chunk.error)
+                return inference_pb2.FinishReason.Name(batch[-1].chunk.finish).lower()
 
     async def _end_job(self, stream: Stream, submission: asyncio.Task[Any], *, deadline: bool) -> None:
         """Ends the job of a caller who has left, unless it was never accepted or another caller waits for it."""
@@ -261,16 +264,26 @@ def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
         request.request_id = request_id
 
 
-def response_of(request_id: str, batch: list[job_pb2.Delivery], worker: str) -> inference_pb2.GenerateResponse:
-    """One response for consecutive deliveries. `worker`: where the job was sent, for a route that does not say it."""
-    response = inference_pb2.GenerateResponse(request_id=request_id, chunks=[delivery.chunk for delivery in batch])
+def response_of(
+    request_id: str, batch: list[job_pb2.Delivery], worker: str, usage: inference_pb2.Usage | None
+) -> inference_pb2.GenerateResponse:
+    """One response for consecutive deliveries. `worker`: where the job was sent, for a route that does not say it.
+    `usage`: of the whole job, with the last response."""
+    chunks = [delivery.chunk for delivery in batch]
+    response = inference_pb2.GenerateResponse(request_id=request_id, chunks=chunks, usage=usage)
     for delivery in batch:
         if delivery.HasField("route"):
             response.route.CopyFrom(delivery.route)
             response.route.worker = delivery.route.worker or worker
-        if delivery.HasField("usage"):
-            response.usage.CopyFrom(delivery.usage)
     return response
+
+
+def most_tokens(chunks: Iterable[inference_pb2.Chunk]) -> int:
+    """Of the choices that these chunks are of, how many tokens one gets at most."""
+    counts: Counter[int] = Counter()
+    for chunk in chunks:
+        counts[chunk.choice] += len(chunk.token_ids)
+    return max(counts.values(), default=0)
 
 
 def _deadline_passed(context: Context) -> bool:

@@ -1,7 +1,7 @@
 """One reader's place in a job's output. Pure: deliveries in, deliveries out; ``relay`` does the I/O.
 
 The doorbell brings deliveries at once but may lose some; the token log has them all. A place knows the next token index
-of its job, so it can tell what is new, what it has seen and what is missing::
+of each choice of its job, so it can tell what is new, what it has seen and what is missing. For one choice::
 
     offered:   [0..3) [3..4)         [5..6)     start 5, next 4: a gap -> stale, the log must be read
     log:       [0..3) [3..4) [4..5) [5..6)      refill: skips to 4, takes the rest
@@ -17,7 +17,8 @@ from gateway.errors import JobLost
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
 Delivery = job_pb2.Delivery
 
@@ -34,37 +35,54 @@ class Offer(Enum):
 
 
 class Place:
-    """Where one reader of a job with one choice is.
+    """Where one reader of a job is: the next token index of every choice, and which choices have ended.
 
-    ``stale`` says that the log must be read before the reader goes on. ``ended`` says that the last delivery is in the
-    buffer or was taken. ``outside`` holds a terminal delivery that was written from outside the worker, and lacks its
-    start and usage: ``complete`` fills them in.
+    ``stale`` says that the log must be read before the reader goes on, whichever choice it is that lacks something: one
+    read brings what all of them have. ``outside`` holds a terminal delivery that was written from outside the worker.
+    It ends every choice that is still open, and lacks their starts and the usage: ``complete`` makes of it one terminal
+    delivery for each.
     """
 
-    def __init__(self, *, capacity: int) -> None:
+    def __init__(self, *, choices: int, capacity: int) -> None:
         self.stale = False
-        self.ended = False
-        self.next = 0
+        self.next = [0] * choices
         self.outside: Delivery | None = None
+        self.usage = inference_pb2.Usage()
+        """What the job has used, as far as terminal deliveries have told."""
+        self._open = set(range(choices))
+        self._begun = False
         self._capacity = capacity
         self._buffer: deque[Delivery] = deque()
 
     def __len__(self) -> int:
         return len(self._buffer)
 
+    @property
+    def open(self) -> AbstractSet[int]:
+        """The choices whose last delivery is neither in the buffer nor was taken."""
+        return self._open
+
+    @property
+    def ended(self) -> bool:
+        """Whether no choice is open: what is still to be taken is in the buffer."""
+        return not self._open
+
     def offer(self, delivery: Delivery) -> Offer:
         """Takes a delivery from the doorbell, or says why not. Sets ``stale`` where the log is needed."""
         if self.ended or self.outside is not None:
             return Offer.SEEN
-        if not well_formed(delivery):
+        if not well_formed(delivery, len(self.next)):
             return Offer.MALFORMED
         if written_outside(delivery):
             # It does not say where it stands, so only the log can tell that nothing is missing before it.
             self.stale = True
             return Offer.LOG
-        if delivery.chunk.start < self.next:
+        if self._has(delivery.chunk):
             return Offer.SEEN
-        if self.stale or delivery.chunk.start > self.next or len(self._buffer) >= self._capacity:
+        # The route comes with a job's first delivery, whichever choice that is of.
+        is_next = self._begun or delivery.HasField("route")
+        is_next = is_next and delivery.chunk.start == self.next[delivery.chunk.choice]
+        if self.stale or not is_next or len(self._buffer) >= self._capacity:
             self.stale = True
             return Offer.LOG
         self._append(delivery)
@@ -79,44 +97,62 @@ class Place:
         for delivery in entries:
             if self.ended or self.outside is not None:
                 break
-            if not well_formed(delivery):
+            if not well_formed(delivery, len(self.next)):
                 malformed += 1
                 continue
             if written_outside(delivery):
                 self.outside = delivery
                 break
-            if delivery.chunk.start < self.next:
+            chunk = delivery.chunk
+            if self._has(chunk):
                 continue
-            if delivery.chunk.start > self.next:
-                raise JobLost(f"the token log goes from index {self.next} to {delivery.chunk.start}")
+            expected = self.next[chunk.choice]
+            if chunk.start > expected:
+                raise JobLost(f"the token log of choice {chunk.choice} goes from index {expected} to {chunk.start}")
             self._append(delivery)
         return malformed
 
-    def complete(self, next_index: int, usage: inference_pb2.Usage) -> None:
-        """Puts the terminal delivery from outside behind all others, with its start and usage."""
+    def complete(self, next_indexes: Mapping[int, int], usage: inference_pb2.Usage) -> None:
+        """Puts the end from outside behind all other deliveries: one for each open choice, with its start."""
         if self.outside is None:
             return
-        if next_index != self.next:
-            raise JobLost(f"the job has {next_index} tokens and its token log {self.next}")
-        done = Delivery()
-        done.CopyFrom(self.outside)
-        done.chunk.start = next_index
-        done.usage.CopyFrom(usage)
+        expected = [next_indexes.get(choice, 0) for choice in range(len(self.next))]
+        if expected != self.next:
+            raise JobLost(f"the choices of the job have {expected} tokens and its token log {self.next}")
+        for choice in sorted(self._open):
+            done = Delivery()
+            done.CopyFrom(self.outside)
+            done.chunk.choice, done.chunk.start = choice, self.next[choice]
+            self._append(done)
+        self.usage = usage
         self.outside = None
-        self._append(done)
+
+    def behind(self, next_indexes: Mapping[int, int], ends: Iterable[int]) -> bool:
+        """Whether a job of which so much is committed, and these choices have ended, has more than was taken."""
+        return any(next_indexes.get(choice, 0) > index for choice, index in enumerate(self.next)) or any(
+            choice in self._open for choice in ends
+        )
 
     def take(self, limit: int) -> list[Delivery]:
         """Up to `limit` deliveries, in order. Empty: none are there now."""
         return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
 
+    def _has(self, chunk: inference_pb2.Chunk) -> bool:
+        return chunk.choice not in self._open or chunk.start < self.next[chunk.choice]
+
     def _append(self, delivery: Delivery) -> None:
+        self._begun = True
         self._buffer.append(delivery)
-        self.next += len(delivery.chunk.token_ids)
-        self.ended = is_terminal(delivery)
+        self.next[delivery.chunk.choice] += len(delivery.chunk.token_ids)
+        if is_terminal(delivery):
+            self._open.discard(delivery.chunk.choice)
+        # Each says what was used until then, and a reader need not get them in the order in which they were written.
+        if delivery.HasField("usage") and delivery.usage.completion_tokens >= self.usage.completion_tokens:
+            self.usage = delivery.usage
 
 
 def is_terminal(delivery: Delivery) -> bool:
-    """Whether nothing comes after this delivery."""
+    """Whether nothing comes after this delivery for its choice."""
     return delivery.chunk.finish != inference_pb2.FINISH_REASON_UNSPECIFIED
 
 
@@ -125,8 +161,8 @@ def written_outside(delivery: Delivery) -> bool:
     return is_terminal(delivery) and not delivery.HasField("usage")
 
 
-def well_formed(delivery: Delivery) -> bool:
+def well_formed(delivery: Delivery, choices: int) -> bool:
     """Whether a delivery is one that a worker or a finish may write. With no tokens and no end it could not be told
     from its own repeat."""
     chunk = delivery.chunk
-    return delivery.HasField("chunk") and chunk.choice == 0 and (bool(chunk.token_ids) or is_terminal(delivery))
+    return delivery.HasField("chunk") and chunk.choice < choices and (bool(chunk.token_ids) or is_terminal(delivery))

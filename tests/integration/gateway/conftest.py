@@ -8,7 +8,8 @@ import pytest
 
 from kvstore.embedded import find_server
 from octavo.v1.inference_pb2 import GetModelRequest
-from tests.integration.gateway.harness import Client, ScriptedWorker, running_gateway
+from tests.integration.gateway.harness import Client, running_gateway
+from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,182 +1,28 @@
-"""A worker that does what the test says, on the real protocol, and a client for the real server."""
+"""Gateways in this process on a real broker, a client of them, and what a client may expect."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gateway.config import GatewayConfig
 from gateway.server import Gateway
-from gateway.tasks import Tasks
-from kvstore.doorbell import RECONNECTED, Doorbell
-from kvstore.errors import BrokerError
-from kvstore.jobs import Claim, Commit, Jobs
-from kvstore.registry import ModelCard, Registry, WorkerInfo, new_incarnation
-from octavo.v1 import fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, job_pb2
-from octavo.v1.inference_pb2 import GenerateRequest, GenerateResponse, Sampling, Stopping, TokenIds
+from kvstore.client import BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
+from octavo.v1 import fleet_pb2_grpc, inference_pb2_grpc
+from octavo.v1.inference_pb2 import Chunk, GenerateRequest, GenerateResponse, Sampling, Stopping, TokenIds
+from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
 
     from gateway.server import Ready
     from kvstore.client import Broker
-
-CONTEXT = 4096
-VOCAB = 300
-"""A little more than the tokenizer has, as in models whose embedding is padded."""
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'tool' %}{{ raise_exception('tools are not spoken here') }}{% endif %}"
-    "{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
-)
-
-
-def train_tokenizer() -> Tokenizer:
-    """A small byte-level BPE with two control tokens, ids 0 and 1."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|end|>", "<|start|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["a book whose sheets are folded into eight leaves"], trainer)
-    return tokenizer
-
-
-def tiny_card(fingerprint: str = "f" * 16, *, template: str = TEMPLATE) -> ModelCard:
-    """What the scripted workers publish."""
-    tokenizer = train_tokenizer()
-    return ModelCard(
-        fingerprint=fingerprint,
-        vocab_size=VOCAB,
-        eos_token_ids=(0,),
-        tokenizer_json=tokenizer.to_str().encode(),
-        tokenizer_config=json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode(),
-    )
-
-
-class ScriptedWorker:
-    """One worker's life on the broker. The test claims jobs and commits chunks by hand."""
-
-    def __init__(self, broker: Broker, worker: str = "w0", *, card: ModelCard | None = None, **info: Any) -> None:
-        self.card = card or tiny_card()
-        self.broker = broker
-        self.jobs = Jobs(broker)
-        self.registry = Registry(broker)
-        self.info = WorkerInfo(
-            id=worker,
-            incarnation=new_incarnation(),
-            fingerprint=self.card.fingerprint,
-            tokenizer=self.card.tokenizer,
-            **{"model": "tiny", "vocab_size": self.card.vocab_size, "context_length": CONTEXT, **info},
-        )
-        self.ended_outside: asyncio.Queue[str] = asyncio.Queue()
-        self._reader = broker.blocking()
-        self._bell = Doorbell(broker)
-        self._tasks = Tasks()
-
-    async def start(self) -> None:
-        """Registers, publishes the model, and goes on breathing."""
-        await self.registry.register(self.info)
-        await self.registry.publish_model(self.card)
-        await self._bell.open(self.broker.keys.channel(self.info.incarnation))
-        self._tasks.spawn(self._breathe(), name="breathe")
-        self._tasks.spawn(self._listen(), name="listen")
-
-    async def die(self) -> None:
-        """Stops breathing, as after SIGKILL."""
-        await self._tasks.cancel()
-
-    async def stop(self) -> None:
-        """Leaves properly."""
-        await self.die()
-        await self._bell.close()
-        await self._reader.aclose()
-        await self.registry.leave(self.info.id, self.info.incarnation)
-
-    async def claim(self, count: int = 1) -> list[Claim]:
-        """Waits until `count` jobs have come, and owns them."""
-        worker, incarnation = self.info.id, self.info.incarnation
-        claims: list[Claim] = []
-        async with asyncio.timeout(10):
-            while len(claims) < count:
-                entries = await self.jobs.next_entries(self._reader, worker, incarnation, count - len(claims), 500)
-                claims += await self.jobs.claim(worker, incarnation, entries)
-        return claims
-
-    async def commit(self, *deliveries: job_pb2.Delivery) -> list[Commit]:
-        """Commits one step."""
-        return await self.jobs.commit(self.info.id, self.info.incarnation, deliveries)
-
-    async def answer(self, claim: Claim, tokens: int = 3) -> None:
-        """The whole answer of a job: `tokens` chunks of one token and an end."""
-        for index in range(tokens):
-            last = index == tokens - 1
-            await self.commit(chunk(claim, index, [index + 2], finish=inference_pb2.STOP if last else 0))
-
-    def serve(self, tokens: int = 3) -> None:
-        """Answers every job from now on."""
-        self._tasks.spawn(self._serve(tokens), name="serve")
-
-    async def _serve(self, tokens: int) -> None:
-        while True:
-            worker, incarnation = self.info.id, self.info.incarnation
-            entries = await self.jobs.next_entries(self._reader, worker, incarnation, 100, 500)
-            for claim in await self.jobs.claim(worker, incarnation, entries):
-                await self.answer(claim, tokens)
-
-    async def told_to_drop(self) -> str:
-        """The next request id that was ended from outside."""
-        async with asyncio.timeout(5):
-            return await self.ended_outside.get()
-
-    async def _breathe(self) -> None:
-        while True:
-            with suppress(BrokerError):  # some tests stop the server
-                await self.registry.renew(self.info)
-            await asyncio.sleep(0.5)
-
-    async def _listen(self) -> None:
-        async for payload in self._bell:
-            if payload is not RECONNECTED:
-                self.ended_outside.put_nowait(payload.decode())
-
-
-def chunk(
-    claim: Claim,
-    start: int,
-    token_ids: Sequence[int],
-    *,
-    finish: int = 0,
-    failure: int = 0,
-    error: str = "",
-    text: str | None = None,
-) -> job_pb2.Delivery:
-    """What a step gave for a claimed job: with a route on the first chunk and usage on the last."""
-    prompt = len(claim.job.prompt_token_ids)
-    shown = "".join(f"<{token}>" for token in token_ids) if text is None else text
-    body = inference_pb2.Chunk(start=start, token_ids=token_ids, text=shown, finish=finish, error=error)
-    delivery = job_pb2.Delivery(request_id=claim.job.request_id, attempt=claim.attempt, chunk=body, failure=failure)
-    if start == 0:
-        delivery.route.CopyFrom(
-            inference_pb2.Route(worker="w0", cached_tokens=1, queue_ms=claim.queued_ms, prefill_ms=7)
-        )
-    if finish:
-        delivery.usage.CopyFrom(
-            inference_pb2.Usage(
-                prompt_tokens=prompt, cached_tokens=1, completion_tokens=start + len(token_ids), attempts=claim.attempt
-            )
-        )
-    return delivery
+    from kvstore.jobs import Claim
 
 
 class Client:
@@ -223,14 +69,50 @@ async def failure(call: Any) -> tuple[grpc.StatusCode, str]:
     raise AssertionError(f"the call succeeded: {got}")
 
 
+async def ring_elsewhere(worker: ScriptedWorker, claim: Claim, gateway: str) -> None:
+    """From now on the doorbell rings for another gateway, so what is committed is only in the log."""
+    await worker.broker.call("HSET", worker.broker.keys.job(claim.job.request_id), "gateway", gateway)
+
+
+async def failed_stream(call: Any) -> tuple[list[GenerateResponse], grpc.StatusCode, str]:
+    """All responses of a call that fails, and how."""
+    responses = []
+    try:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            responses.append(response)
+    except grpc.aio.AioRpcError as error:
+        return responses, error.code(), error.details() or ""
+    raise AssertionError(f"the call succeeded: {responses}")
+
+
+def chunks(responses: Iterable[GenerateResponse]) -> list[Chunk]:
+    """All chunks, in order."""
+    return [each for response in responses for each in response.chunks]
+
+
+def answers(responses: Sequence[GenerateResponse], n: int) -> list[list[int]]:
+    """Token ids of each of n choices: whole answers, as the service promises them.
+
+    Indexes are contiguous from 0, each choice has one terminal chunk, its last; the route comes with the first
+    response, if one comes at all, and the usage with the last one alone.
+    """
+    ids: list[list[int]] = [[] for _ in range(n)]
+    ended: set[int] = set()
+    for each in chunks(responses):
+        assert each.choice not in ended
+        assert each.start == len(ids[each.choice])
+        ids[each.choice] += each.token_ids
+        if each.finish:
+            ended.add(each.choice)
+    assert ended == set(range(n))
+    assert not any(response.HasField("route") for response in responses[1:])
+    assert [response.HasField("usage") for response in responses] == [False] * (len(responses) - 1) + [True]
+    return ids
+
+
 def tokens(responses: Sequence[GenerateResponse]) -> list[int]:
-    """Token ids of all chunks, whose indexes are contiguous from 0, with one terminal chunk at the very end."""
-    ids: list[int] = []
-    chunks = [each for response in responses for each in response.chunks]
-    for each in chunks:
-        assert each.start == len(ids)
-        ids += each.token_ids
-    assert [bool(each.finish) for each in chunks] == [False] * (len(chunks) - 1) + [True]
+    """``answers`` of one choice."""
+    (ids,) = answers(responses, 1)
     return ids
 
 
@@ -249,3 +131,29 @@ async def running_gateway(broker: Broker, **settings: Any) -> AsyncIterator[tupl
     finally:
         await client.channel.close()
         await gateway.stop(hurry)
+
+
+@asynccontextmanager
+async def fleet(broker: Broker, *workers: ScriptedWorker, **settings: Any) -> AsyncIterator[Client]:
+    """Started workers, and a client of a gateway that has just come."""
+    for worker in workers:
+        await worker.start()
+    try:
+        async with running_gateway(broker, **settings) as (_, _, client):
+            yield client
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+
+@asynccontextmanager
+async def fleet_of_its_own(binary: Path) -> AsyncIterator[tuple[EmbeddedBroker, ScriptedWorker, Client]]:
+    """A fleet with one worker, on a server that the test may break."""
+    async with EmbeddedBroker(binary=binary) as server:
+        broker = await connect(BrokerConfig(server.url))
+        worker = ScriptedWorker(broker)
+        try:
+            async with fleet(broker, worker) as client:
+                yield server, worker, client
+        finally:
+            await broker.close()

@@ -15,7 +15,7 @@ from gateway.tokenize import TokenizerPool
 from kvstore.jobs import Jobs, Submitted
 from kvstore.registry import Load, Registry
 from octavo.v1 import inference_pb2, job_pb2
-from tests.integration.gateway.harness import ScriptedWorker
+from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,39 +12,14 @@ import grpc
 from kvstore.registry import DRAINING, Registry
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import Chat, ChatMessage, GetModelRequest
-from tests.integration.gateway.harness import (
-    TEMPLATE,
-    Client,
-    ScriptedWorker,
-    chunk,
-    collect,
-    failure,
-    request,
-    running_gateway,
-    tiny_card,
-    tokens,
-)
+from tests.integration.gateway.harness import collect, failure, fleet, request, running_gateway, tokens
+from tests.integration.gateway.scripted import TEMPLATE, ScriptedWorker, chunk, tiny_card
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import pytest
 
     from kvstore.client import Broker
-
-
-@asynccontextmanager
-async def fleet(broker: Broker, *workers: ScriptedWorker) -> AsyncIterator[Client]:
-    """Started workers, and a client of a gateway that has just come."""
-    for worker in workers:
-        await worker.start()
-    try:
-        async with running_gateway(broker) as (_, _, client):
-            yield client
-    finally:
-        for worker in workers:
-            await worker.stop()
 
 
 async def test_workers_of_several_fingerprints_share_one_models_requests(broker: Broker) -> None:

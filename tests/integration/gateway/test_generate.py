@@ -10,17 +10,8 @@ import pytest
 
 from octavo.v1 import fleet_pb2, inference_pb2
 from octavo.v1.inference_pb2 import Chat, ChatMessage, Route, Usage
-from tests.integration.gateway.harness import (
-    CONTEXT,
-    Client,
-    ScriptedWorker,
-    chunk,
-    collect,
-    failure,
-    request,
-    tokens,
-    train_tokenizer,
-)
+from tests.integration.gateway.harness import Client, collect, failure, request, tokens
+from tests.integration.gateway.scripted import CONTEXT, ScriptedWorker, chunk, train_tokenizer
 
 if TYPE_CHECKING:
     from typing import Any

@@ -19,7 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from octavo.v1 import inference_pb2
-from tests.integration.gateway.harness import Client, ScriptedWorker, chunk, collect, failure, request, tokens
+from tests.integration.gateway.harness import Client, collect, failure, request, tokens
+from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -182,13 +183,15 @@ async def test_a_start_that_fails_says_why(broker: Broker) -> None:
         starts = (
             ("--redis", url, "--grpc-port", port),
             ("--redis", url, "--metrics-port", port),
-            ("--redis", "redis://:secret@127.0.0.1:1"),
+            ("--redis", url.replace("redis://", "redis://:secret@")),
             ("--redis", "nonsense"),
         )
         processes = [await spawn(*arguments) for arguments in starts]
         endings = await asyncio.gather(*map(end, processes))
     for (code, errors), reason in zip(
-        endings, (f"127.0.0.1:{port}", "Address already in use", "redis://127.0.0.1:1", "not a URL"), strict=True
+        endings,
+        (f"127.0.0.1:{port}", "Address already in use", f"broker at {url} refused access", "not a URL"),
+        strict=True,
     ):
         assert code == 1
         assert reason in errors

@@ -12,23 +12,23 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from kvstore.client import BrokerConfig, connect
-from kvstore.embedded import EmbeddedBroker
 from octavo.v1 import inference_pb2
 from tests.integration.gateway.harness import (
     Client,
-    ScriptedWorker,
-    chunk,
     collect,
     failure,
+    fleet_of_its_own,
     request,
     running_gateway,
     tokens,
 )
+from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
+
+    import pytest
 
     from kvstore.client import Broker
 
@@ -98,28 +98,25 @@ async def test_metrics_over_http(broker: Broker, worker: ScriptedWorker) -> None
         assert seen['octavo_requests_total{model="tiny",outcome="cancelled"}'] == 1
 
 
-async def test_a_frozen_broker_degrades_health_and_streams_outlive_it(broker_binary: Path) -> None:
-    async with EmbeddedBroker(binary=broker_binary) as server:
-        broker = await connect(BrokerConfig(server.url))
-        worker = ScriptedWorker(broker)
-        await worker.start()
-        async with running_gateway(broker) as (_, _, client):
-            call = client.generate(request("r1"))
-            (claim,) = await worker.claim()
-            await worker.commit(chunk(claim, 0, [10]))
-            first = await call.read()
-            health: Any = health_pb2_grpc.HealthStub(client.channel)
-            watch = health.Watch(health_pb2.HealthCheckRequest())
-            assert (await watch.read()).status == SERVING
-            assert server.pid is not None
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
-            assert (await asyncio.wait_for(watch.read(), 10)).status == SERVING
-            await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
-            assert tokens([first, *await asyncio.wait_for(collect(call), 10)]) == [10, 11]
-            watch.cancel()
-        await worker.stop()
-        await broker.close()
+async def test_a_frozen_broker_degrades_health_and_streams_outlive_it(
+    broker_binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.reaper.LEASE_S", 1.0)  # instead of 3: only the waiting is shorter
+    async with fleet_of_its_own(broker_binary) as (server, worker, client):
+        call = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        await worker.commit(chunk(claim, 0, [10]))
+        first = await call.read()
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert (await asyncio.wait_for(watch.read(), 10)).status == SERVING
+        await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
+        assert tokens([first, *await asyncio.wait_for(collect(call), 10)]) == [10, 11]
+        watch.cancel()

@@ -12,26 +12,21 @@ import pytest
 from octavo.v1 import inference_pb2
 from tests.integration.gateway.harness import (
     Client,
-    ScriptedWorker,
-    chunk,
     collect,
     failure,
+    fleet,
     request,
+    ring_elsewhere,
     running_gateway,
     tokens,
 )
+from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
     from gateway.server import Gateway
     from kvstore.client import Broker
-    from kvstore.jobs import Claim
 
 Code = grpc.StatusCode
-
-
-async def ring_elsewhere(worker: ScriptedWorker, claim: Claim, gateway: str) -> None:
-    """From now on the doorbell rings for another gateway, so what is committed is only in the log."""
-    await worker.broker.call("HSET", worker.broker.keys.job(claim.job.request_id), "gateway", gateway)
 
 
 async def test_a_gap_is_filled_from_the_log_at_once(worker: ScriptedWorker, gateway: Gateway, client: Client) -> None:
@@ -182,21 +177,17 @@ async def test_hostile_payloads_are_counted_and_dropped(
     assert gateway.metrics.registry.get_sample_value("octavo_malformed_values_total") == 3
 
 
-async def test_a_burst_is_spread_over_the_workers(worker: ScriptedWorker, client: Client, broker: Broker) -> None:
+async def test_a_burst_is_spread_over_the_workers(broker: Broker) -> None:
     """40 equal requests at once: whatever Redis shows at the time, no worker gets them all."""
-    second = ScriptedWorker(broker, "w1")
-    await second.start()
-    assert (await client.get_model(inference_pb2.GetModelRequest())).workers == 2  # the gateway has seen it
-    try:
+    workers = ScriptedWorker(broker, "w0"), ScriptedWorker(broker, "w1")
+    async with fleet(broker, *workers) as client:
         calls = [client.generate(request(f"r{index}")) for index in range(40)]
         for call in calls:
             await call.initial_metadata()
-        queues = {queue.worker: queue.undelivered for queue in await worker.jobs.queues()}
+        queues = {queue.worker: queue.undelivered for queue in await workers[0].jobs.queues()}
         assert sum(queues.values()) == 40
         assert min(queues.values()) >= 15
-        worker.serve()
-        second.serve()
+        for worker in workers:
+            worker.serve()
         for responses in await asyncio.gather(*map(collect, calls)):
             assert tokens(responses) == [2, 3, 4]
-    finally:
-        await second.stop()

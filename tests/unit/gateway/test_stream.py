@@ -12,11 +12,15 @@ from octavo.v1.inference_pb2 import CANCELLED, ERROR, LENGTH, STOP, Chunk, Usage
 from octavo.v1.job_pb2 import FAILURE_UNAVAILABLE
 
 
-def chunk(start: int, count: int = 1, finish: int = 0) -> Delivery:
-    """A worker's delivery of tokens start, start + 1, ...; with usage when it is the last."""
-    delivery = Delivery(chunk=Chunk(start=start, token_ids=range(start, start + count), finish=finish))
+def chunk(start: int, count: int = 1, finish: int = 0, *, choice: int = 0, used: int | None = None) -> Delivery:
+    """A worker's delivery of tokens start, start + 1, ...; with the route when it is the job's first, and with usage
+    when it ends its choice (`used`: tokens of all choices)."""
+    ids = range(start, start + count)
+    delivery = Delivery(chunk=Chunk(choice=choice, start=start, token_ids=ids, finish=finish))
+    if start == choice == 0:
+        delivery.route.worker = "w0"
     if finish:
-        delivery.usage.completion_tokens = start + count
+        delivery.usage.completion_tokens = start + count if used is None else used
     return delivery
 
 
@@ -28,14 +32,26 @@ def starts(deliveries: list[Delivery]) -> list[int]:
     return [delivery.chunk.start for delivery in deliveries]
 
 
+def places(deliveries: list[Delivery]) -> list[tuple[int, int, int]]:
+    """Choice, start and finish of each."""
+    return [(each.chunk.choice, each.chunk.start, each.chunk.finish) for each in deliveries]
+
+
 @pytest.fixture
 def place() -> Place:
-    return Place(capacity=4)
+    """Of a job with one choice."""
+    return Place(choices=1, capacity=4)
+
+
+@pytest.fixture
+def three() -> Place:
+    """Of a job with three choices."""
+    return Place(choices=3, capacity=100)
 
 
 def test_consecutive_deliveries_come_out_in_order(place: Place) -> None:
     assert [place.offer(each) for each in (chunk(0, 3), chunk(3), chunk(4, 2, STOP))] == [Offer.TAKEN] * 3
-    assert (place.ended, place.stale, place.next) == (True, False, 6)
+    assert (place.ended, place.stale, place.next) == (True, False, [6])
     assert starts(place.take(2)) == [0, 3]
     assert starts(place.take(10)) == [4]
     assert place.take(10) == []
@@ -51,7 +67,7 @@ def test_a_repeat_is_not_taken_twice(place: Place) -> None:
 def test_a_gap_waits_for_the_log(place: Place) -> None:
     place.offer(chunk(0))
     assert place.offer(chunk(2)) is Offer.LOG
-    assert (place.stale, place.next) == (True, 1)
+    assert (place.stale, place.next) == (True, [1])
     # While the log is to be read, nothing more is taken from the doorbell: the log has it.
     assert place.offer(chunk(1)) is Offer.LOG
     place.stale = False
@@ -85,35 +101,40 @@ def test_an_end_from_outside_waits_for_the_log_and_is_completed(place: Place) ->
     place.stale = False
     place.refill([chunk(0), chunk(1, 2), outside()])
     assert not place.ended
-    place.complete(3, Usage(prompt_tokens=5, completion_tokens=3))
+    place.complete({0: 3}, Usage(prompt_tokens=5, completion_tokens=3))
     last = place.take(10)[-1]
     assert (last.chunk.start, last.chunk.finish, last.chunk.error) == (3, CANCELLED, "why")
-    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.failure) == (5, 3, FAILURE_UNAVAILABLE)
+    assert (place.usage.prompt_tokens, place.usage.completion_tokens, last.failure) == (5, 3, FAILURE_UNAVAILABLE)
     assert place.ended
     assert place.offer(outside()) is Offer.SEEN
 
 
 def test_nothing_after_the_end_is_taken(place: Place) -> None:
     place.refill([outside(ERROR), chunk(0)])
-    place.complete(0, Usage())
+    place.complete({0: 0}, Usage())
     assert place.refill([chunk(0)]) == 0
     assert place.offer(chunk(0)) is Offer.SEEN
     assert starts(place.take(10)) == [0]
 
 
 def test_a_log_with_a_hole_is_a_lost_job(place: Place) -> None:
-    with pytest.raises(JobLost, match="from index 1 to 2"):
+    with pytest.raises(JobLost, match="of choice 0 goes from index 1 to 2"):
         place.refill([chunk(0), chunk(2)])
 
 
 def test_a_log_shorter_than_its_job_is_a_lost_job(place: Place) -> None:
     place.refill([chunk(0), outside()])
-    with pytest.raises(JobLost, match="the job has 3 tokens and its token log 1"):
-        place.complete(3, Usage())
+    with pytest.raises(JobLost, match=r"the choices of the job have \[3\] tokens and its token log \[1\]"):
+        place.complete({0: 3}, Usage())
+
+
+def test_kinds_of_ends() -> None:
+    assert (is_terminal(chunk(0)), is_terminal(chunk(0, 1, STOP)), is_terminal(outside())) == (False, True, True)
+    assert (written_outside(chunk(0, 1, STOP)), written_outside(outside())) == (False, True)
 
 
 def test_complete_needs_an_end(place: Place) -> None:
-    place.complete(0, Usage())
+    place.complete({0: 0}, Usage())
     assert (place.ended, len(place)) == (False, 0)
 
 
@@ -127,39 +148,158 @@ def test_complete_needs_an_end(place: Place) -> None:
     ],
 )
 def test_what_no_worker_writes_is_dropped(place: Place, hostile: Delivery) -> None:
-    assert not well_formed(hostile)
+    assert not well_formed(hostile, 1)
     assert place.offer(hostile) is Offer.MALFORMED
-    assert (place.stale, place.next, len(place)) == (False, 0, 0)
+    assert (place.stale, place.next, len(place)) == (False, [0], 0)
     assert place.refill([hostile, chunk(0), hostile, chunk(1, 1, STOP), hostile]) == 2
     assert starts(place.take(10)) == [0, 1]
 
 
-def test_kinds_of_ends() -> None:
-    assert not is_terminal(chunk(0))
-    assert is_terminal(chunk(0, 1, STOP))
-    assert not written_outside(chunk(0, 1, STOP))
-    assert written_outside(outside())
+def test_the_first_delivery_of_a_job_brings_its_route(three: Place) -> None:
+    """Without one, something was lost before it: the reader gets the route with the first output in any case."""
+    assert three.offer(chunk(0, choice=1)) is Offer.LOG
+    three.stale = False
+    three.refill([chunk(0), chunk(0, choice=1)])
+    assert three.offer(chunk(0, choice=2)) is Offer.TAKEN
+    assert [each.HasField("route") for each in three.take(10)] == [True, False, False]
 
 
-@given(data=st.data(), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=20))
+def test_choices_go_on_each_at_its_own_pace(three: Place) -> None:
+    steps = [chunk(0), chunk(0, 2, choice=1), chunk(0, choice=2), chunk(2, choice=1), chunk(1, choice=2), chunk(1)]
+    assert [three.offer(each) for each in steps] == [Offer.TAKEN] * 6
+    assert (three.next, three.open) == ([2, 3, 2], {0, 1, 2})
+    assert three.offer(chunk(1, choice=1)) is Offer.SEEN
+    assert three.take(10) == steps
+
+
+def test_a_choice_that_ends_leaves_the_others_open(three: Place) -> None:
+    ends = [chunk(0, 2, STOP), chunk(0, 0, LENGTH, choice=2, used=5), chunk(0, 3, STOP, choice=1, used=5)]
+    for number, end in enumerate(ends):
+        assert not three.ended
+        assert three.offer(end) is Offer.TAKEN
+        assert three.offer(end) is Offer.SEEN
+        assert three.offer(chunk(9, choice=end.chunk.choice)) is Offer.SEEN
+        assert len(three.open) == 2 - number
+    assert three.ended
+    assert three.take(10) == ends
+
+
+def test_a_gap_in_one_choice_is_filled_for_all(three: Place) -> None:
+    log = [chunk(0), chunk(0, choice=1), chunk(1), chunk(0, choice=2), chunk(2), chunk(1, choice=1)]
+    assert three.offer(log[0]) is Offer.TAKEN
+    assert three.offer(log[1]) is Offer.TAKEN
+    assert three.offer(log[4]) is Offer.LOG
+    # Of the others too, what comes meanwhile is left to the log.
+    assert three.offer(log[3]) is Offer.LOG
+    three.stale = False
+    assert three.refill(log) == 0
+    assert (three.next, three.take(10)) == ([3, 2, 1], log)
+    with pytest.raises(JobLost, match="of choice 2 goes from index 1 to 3"):
+        three.refill([chunk(1, choice=1), chunk(3, choice=2)])
+
+
+def test_an_end_from_outside_ends_each_open_choice_once(three: Place) -> None:
+    log = [chunk(0, 2), chunk(0, choice=1), chunk(1, 0, STOP, choice=1, used=3), chunk(0, 3, choice=2), outside()]
+    for each in log[:-1]:
+        three.offer(each)
+    assert three.offer(outside()) is Offer.LOG
+    three.stale = False
+    three.refill(log)
+    assert three.open == {0, 2}
+    three.complete({0: 2, 1: 1, 2: 3}, Usage(completion_tokens=6))
+    assert places(three.take(10)[-2:]) == [(0, 2, CANCELLED), (2, 3, CANCELLED)]
+    assert (three.ended, three.usage.completion_tokens) == (True, 6)
+
+
+def test_an_end_from_outside_before_anything_was_said(three: Place) -> None:
+    three.refill([outside(ERROR)])
+    three.complete({0: 0, 1: 0, 2: 0}, Usage(prompt_tokens=4))
+    ends = three.take(10)
+    assert places(ends) == [(choice, 0, ERROR) for choice in range(3)]
+    assert {(each.chunk.error, each.failure) for each in ends} == {("why", FAILURE_UNAVAILABLE)}
+    assert three.usage == Usage(prompt_tokens=4)
+
+
+def test_usage_is_what_all_have_used_in_whatever_order_the_ends_come(three: Place) -> None:
+    """The end of choice 0 was lost at first, and comes from the log behind the later ones."""
+    log = [
+        chunk(0),
+        chunk(1, 1, STOP, used=3),
+        chunk(0, 4, STOP, choice=1, used=6),
+        chunk(0, 7, STOP, choice=2, used=13),
+    ]
+    for each in (log[0], log[2], log[3]):
+        assert three.offer(each) is Offer.TAKEN
+    assert not three.ended
+    three.refill(log)
+    assert places(three.take(10)) == [(0, 0, 0), (1, 0, STOP), (2, 0, STOP), (0, 1, STOP)]
+    assert (three.ended, three.usage.completion_tokens) == (True, 13)
+
+
+def test_a_reader_is_behind_when_tokens_or_ends_are_missing(three: Place) -> None:
+    three.refill([chunk(0, 2), chunk(0, choice=1), chunk(1, 0, STOP, choice=1)])
+    assert not three.behind({0: 2, 1: 1, 2: 0}, {1})
+    assert three.behind({0: 2, 1: 1, 2: 1}, {1})
+    assert three.behind({0: 2, 1: 1, 2: 0}, {0, 1})
+
+
+def test_choices_that_the_job_does_not_have(three: Place) -> None:
+    assert well_formed(chunk(0, choice=2), 3)
+    for choice in (3, 31, 2**32 - 1):
+        assert three.offer(chunk(0, 1, STOP, choice=choice)) is Offer.MALFORMED
+    assert three.refill([chunk(0, choice=3), chunk(0)]) == 1
+    assert three.next == [1, 0, 0]
+
+
+def written(choices: list[list[int]], order: list[int]) -> list[Delivery]:
+    """The log of a job whose choices deliver so many tokens at a time, and then end; `order` interleaves them."""
+    left = {choice: [*sizes, 0] for choice, sizes in enumerate(choices)}
+    next_index, log, used = [0] * len(choices), list[Delivery](), 0
+    for number in order:
+        choice = sorted(left)[number % len(left)]
+        size = left[choice].pop(0)
+        finish = 0 if left[choice] else STOP
+        used += size
+        log.append(chunk(next_index[choice], size, finish, choice=choice, used=used))
+        next_index[choice] += size
+        if finish:
+            del left[choice]
+    log[0].route.worker = "w0"
+    for each in log[1:]:
+        each.ClearField("route")
+    return log
+
+
+@given(data=st.data(), choices=st.lists(st.lists(st.integers(1, 3), max_size=8), min_size=1, max_size=4))
 def test_whatever_the_doorbell_loses_repeats_or_delays_the_reader_gets_it_all_once(
-    data: st.DataObject, sizes: list[int]
+    data: st.DataObject, choices: list[list[int]]
 ) -> None:
-    log: list[Delivery] = []
-    for size in sizes:
-        log.append(chunk(sum(len(each.chunk.token_ids) for each in log), size))
-    log.append(chunk(sum(sizes), 0, STOP))
-    place, got = Place(capacity=3), []
-    for written, delivery in enumerate(log, start=1):
+    total = sum(map(len, choices)) + len(choices)
+    log = written(choices, data.draw(st.lists(st.integers(0, 11), min_size=total, max_size=total)))
+    log = log[: data.draw(st.just(len(log)) | st.integers(0, len(log)))]
+    place, got = Place(choices=len(choices), capacity=3), list[Delivery]()
+    for count, delivery in enumerate(log, start=1):
         for _ in range(data.draw(st.integers(0, 2))):
             place.offer(delivery)
         if data.draw(st.booleans()):
             got += place.take(data.draw(st.integers(1, 4)))
         if data.draw(st.booleans()):
             place.stale = False
-            place.refill(log[:written])
+            place.refill(log[:count])
     place.stale = False
-    place.refill(log)
+    place.refill([*log, outside()])
+    ended = {each.chunk.choice for each in log if each.chunk.finish}
+    tokens = dict.fromkeys(range(len(choices)), 0)
+    for each in log:
+        tokens[each.chunk.choice] += len(each.chunk.token_ids)
+    place.complete(tokens, Usage(completion_tokens=sum(tokens.values())))
     got += place.take(100)
-    assert got == log
+    for choice in range(len(choices)):
+        mine = [each for each in got if each.chunk.choice == choice]
+        if choice not in ended:
+            last = mine.pop().chunk
+            assert (last.start, last.finish) == (tokens[choice], CANCELLED)
+        assert mine == [each for each in log if each.chunk.choice == choice]
+    assert [each.HasField("route") for each in got if each in log] == [True, *[False] * (len(log) - 1)][: len(log)]
     assert place.ended
+    assert place.usage.completion_tokens == sum(tokens.values())
