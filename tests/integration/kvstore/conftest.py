@@ -104,13 +104,12 @@ class Stage:
             await asyncio.sleep(SHORT_TTL_MS / 8000)
             alive = await self.registry.renew(worker)
 
-    async def lapse(self) -> None:
-        """Waits until no lease is left."""
-
-        async def lapsed() -> bool:
-            return not await self.registry.workers()
-
-        await until(lapsed)
+    async def perish(self, worker: WorkerInfo) -> None:
+        """Leaves the broker as it is when a worker has not renewed its lease for longer than SHORT_TTL_MS."""
+        keys = self.broker.keys
+        await self.broker.call("DEL", keys.worker(worker.id))
+        last_beat = await self.broker.server_time_ms() - SHORT_TTL_MS - 1
+        await self.broker.call("ZADD", keys.workers, last_beat, worker.id)
 
     async def log(self, request_id: str) -> list[job_pb2.Delivery]:
         """The whole token log."""

@@ -16,6 +16,8 @@ class Proxy:
     lose: bytes | None = None
     """Of the next request that contains this, the reply is lost: the connection closes once the server has answered."""
     lost: int = 0
+    accepted: int = 0
+    """Connections so far."""
     delay_s: float = 0.0
     """Replies come so much later."""
     url: str = ""
@@ -55,6 +57,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.accepted += 1
         self._writers.add(writer)
         upstream_writer: asyncio.StreamWriter | None = None
         with suppress(OSError, asyncio.CancelledError):

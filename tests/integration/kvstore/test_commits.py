@@ -107,15 +107,13 @@ async def test_refused_before_anything_is_written(stage: Stage) -> None:
 
 
 async def test_megabytes_reach_the_gateway_in_messages_that_it_takes(stage: Stage, broker: Broker) -> None:
-    """First chunks with the log-probabilities of long prompts, all in one commit."""
+    """As large as first chunks with the log-probabilities of long prompts are, all in one commit."""
     worker = await stage.worker()
     step = []
     for number in range(12):
         await stage.submit(f"r{number}", worker)
         first = chunk(f"r{number}", 0, [number])
-        top = [inference_pb2.TokenLogprob(token_id=49151, logprob=-1.5)] * 20
-        one = inference_pb2.TokenLogprobs(token_id=49151, logprob=-0.5, top=top)
-        first.chunk.prompt_logprobs.extend([one] * 6241)
+        first.chunk.text = "x" * 1_500_000
         step.append(first)
     assert sum(len(encode([each])) for each in step) > MAX_BYTES
     await stage.claim(worker)

@@ -31,6 +31,7 @@ async def _settled(broker: Broker) -> None:
 
 
 async def test_a_dead_workers_jobs_end(brief: Stage, broker: Broker) -> None:
+    """Found by waiting, as gateways do. Elsewhere in this file the waiting is left out: ``Stage.perish``."""
     worker = await brief.worker()
     await brief.running("running", worker)
     await brief.jobs.commit(worker.id, worker.incarnation, [chunk("running", 0, [1])])
@@ -40,7 +41,7 @@ async def test_a_dead_workers_jobs_end(brief: Stage, broker: Broker) -> None:
     assert await brief.jobs.end_orphans() == []
 
     async with Ear(broker, brief.gateway) as gateway, Ear(broker, worker.incarnation) as owner:
-        assert await _reap(brief) == ["running", "read", "queued"]
+        assert await until(brief.jobs.end_orphans) == ["running", "read", "queued"]
         for request_id in ("running", "read", "queued"):
             (delivery,) = await gateway.deliveries()
             assert (delivery.request_id, delivery.failure) == (request_id, job_pb2.FAILURE_UNAVAILABLE)
@@ -64,8 +65,8 @@ async def test_more_jobs_than_one_batch(brief: Stage, broker: Broker) -> None:
     ids = [f"r{number}" for number in range(250)]
     for start in range(0, 250, 50):
         await asyncio.gather(*(brief.submit(request_id, worker) for request_id in ids[start : start + 50]))
-        await brief.registry.renew(worker)
-    assert sorted(await _reap(brief)) == sorted(ids)
+    await brief.perish(worker)
+    assert sorted(await brief.jobs.end_orphans()) == sorted(ids)
     assert await broker.call("EXISTS", broker.keys.jobs("w0"), broker.keys.workers) == 0
 
 
@@ -75,7 +76,8 @@ async def test_the_living_are_left_alone(brief: Stage) -> None:
     await brief.running("alive", alive)
     await brief.submit("queued", alive)
     beating = asyncio.create_task(brief.beat(alive))
-    assert await _reap(brief) == ["dead"]
+    await brief.perish(dead)
+    assert await brief.jobs.end_orphans() == ["dead"]
     for _ in range(5):
         assert await brief.jobs.end_orphans() == []
     beating.cancel()
@@ -89,6 +91,7 @@ async def test_a_replaced_incarnations_jobs_end_except_those_it_never_read(brief
     await brief.submit("read", past)
     await brief.entries(past)
     await brief.submit("queued", past)
+    await brief.perish(past)
     now = await brief.worker()
     beating = asyncio.create_task(brief.beat(now))
 
@@ -116,10 +119,10 @@ async def test_a_replaced_incarnation_cannot_claim(brief: Stage) -> None:
     past = await brief.worker()
     await brief.submit("r1", past)
     entries = await brief.entries(past)
+    await brief.perish(past)
     now = await brief.worker()
     assert await brief.jobs.claim(past.id, past.incarnation, entries) == []
-    record = await brief.jobs.get("r1")
-    assert record is not None
+    record = await brief.record("r1")
     assert (record.state, record.attempt) == ("queued", 0)
     assert await brief.registry.renew(now)
     assert await brief.jobs.end_orphans() == ["r1"]
@@ -143,7 +146,8 @@ async def test_many_gateways_end_each_job_once(brief: Stage, broker: Broker) -> 
         await brief.submit(f"p{number}", restarted)
     await brief.claim(dead)
     await brief.claim(restarted)
-    await brief.lapse()
+    await brief.perish(dead)
+    await brief.perish(restarted)
     now = await brief.worker("w1")
     beating = asyncio.create_task(brief.beat(now))
     others = [await connect(BrokerConfig(broker.config.url, broker.keys.namespace)) for _ in range(6)]
@@ -170,8 +174,7 @@ async def test_a_lease_that_vanished_lately_is_waited_for(brief: Stage, broker: 
     await broker.call("DEL", broker.keys.worker("w0"))
     assert await brief.jobs.end_orphans() == []
     assert await brief.registry.renew(worker)
-    record = await brief.jobs.get("r1")
-    assert record is not None
+    record = await brief.record("r1")
     assert record.state == "running"
 
 
@@ -203,7 +206,8 @@ async def test_entries_that_name_no_job_do_not_stop_it(brief: Stage, broker: Bro
     await brief.submit("good", worker)
     await broker.call("SET", broker.keys.job("wrong type"), "x")
     await broker.call("SET", broker.keys.log("wrong log"), "x")
-    assert await _reap(brief) == ["wrong log", "good"]
+    await brief.perish(worker)
+    assert await brief.jobs.end_orphans() == ["wrong log", "good"]
     assert await broker.call("EXISTS", stream, broker.keys.workers) == 0
     await broker.call("DEL", broker.keys.job("wrong type"), broker.keys.load("w0", worker.incarnation))
 
@@ -215,7 +219,8 @@ async def test_one_workers_broken_keys_do_not_stop_the_others(brief: Stage, brok
         await broker.call("ZADD", broker.keys.workers, 1, bad)
     await broker.call("SET", broker.keys.worker("w1"), "no hash")
     await broker.call("SET", broker.keys.jobs("w8"), "no stream")
-    assert await _reap(brief) == ["r1"]
+    await brief.perish(worker)
+    assert await brief.jobs.end_orphans() == ["r1"]
     assert broker.malformed >= 2
     await broker.call("DEL", broker.keys.worker("w1"), broker.keys.jobs("w8"))
 
@@ -224,12 +229,8 @@ async def test_pending_entries_that_were_trimmed(brief: Stage, broker: Broker) -
     past = await brief.worker()
     await brief.running("r1", past)
     await broker.call("XTRIM", broker.keys.jobs("w0"), "MAXLEN", "=", 0)
+    await brief.perish(past)
     now = await brief.worker()
     assert await brief.registry.renew(now)
     assert await brief.jobs.end_orphans() == []
     assert (await broker.call("XPENDING", broker.keys.jobs("w0"), GROUP))["pending"] == 0
-
-
-async def _reap(stage: Stage) -> list[str]:
-    """Calls end_orphans as gateways do, until it has ended something."""
-    return await until(stage.jobs.end_orphans)

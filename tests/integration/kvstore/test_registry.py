@@ -75,7 +75,7 @@ async def test_a_lease_lapses_unless_renewed(brief: Stage) -> None:
 
 async def test_a_lapsed_lease_is_made_again(brief: Stage) -> None:
     await brief.registry.register(INFO)
-    await brief.lapse()
+    await brief.perish(INFO)
     assert await brief.registry.renew(INFO)
     assert [worker.id for worker in await brief.registry.workers()] == ["w0"]
 

@@ -144,16 +144,21 @@ async def test_a_doorbell_rings_again_and_says_that_it_was_broken(stage: Stage, 
 
 
 async def test_a_doorbell_notices_a_server_that_fell_silent(stage: Stage, server: Restartable) -> None:
-    bell = Doorbell(stage.broker, probe_s=0.3)
+    bell = Doorbell(stage.broker, probe_s=0.15)
     channel = stage.broker.keys.channel("g")
     await bell.open(channel)
     heard = aiter(bell)
     # A server that only has nothing to say is asked, and answers.
     waiting = asyncio.ensure_future(anext(heard))
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     assert not waiting.done()
+    before = server.proxy.accepted
     server.proxy.hold()
-    await asyncio.sleep(1)
+
+    async def gave_up() -> bool:
+        return server.proxy.accepted > before
+
+    await until(gave_up)
     server.proxy.release()
     assert await waiting is RECONNECTED
     await bell.close()
