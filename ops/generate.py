@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
 import grpc.aio
 
 from octavo.v1 import inference_pb2
-from ops.client import DEFAULT_TARGET, Answer, BrokenStream, Client, describe
+from ops.client import DEFAULT_TARGET, Answer, BrokenStream, Client, describe, plain
 from ops.config import option
-from ops.console import emit_json, unless_interrupted
+from ops.console import emit, emit_json, unless_interrupted
+
+
+def bias_of(text: str) -> tuple[int, float]:
+    """ID=VALUE as a token id and a number."""
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no token id with a number, such as 50=-100") from error
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateConfig:
+    """What `octavo generate` was told. None, and nothing, leave it to the service, which knows the defaults."""
+
+    prompt: str
+    chat: bool = False
+    system: str | None = None
+    model: str = ""
+    n: int = 1
+    priority: int = 0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    as_json: bool = False
+    timeout: float | None = None
+    """Seconds."""
+    target: str = DEFAULT_TARGET
 
 
 @click.command("generate")
@@ -20,74 +64,137 @@ from ops.console import emit_json, unless_interrupted
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message, through the model's chat template.")
 @click.option("--system", help="A system message before it; implies --chat.")
 @click.option("--model", default="", help="Name of a served model. Default: the only one.")
+@click.option("--n", type=click.IntRange(min=1), default=1, help="So many answers to the one prompt.")
+@click.option("--priority", type=int, default=0, help="The higher goes first.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default: as many as the context has room for.")
+@click.option("--min-tokens", type=int, default=0, help="No end before so many.")
 @click.option("--temperature", type=float, help="0 is greedy. Default: 1.")
 @click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability. Default: 1, all.")
 @click.option("--top-k", type=int, help="Keep this many of the most likely tokens. Default: 0, all.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="The same seed gives the same answer.")
+@click.option("--min-p", type=float, help="Keep tokens this many times as likely as the likeliest. Default: 0, all.")
+@click.option("--seed", type=int, help="The same seed gives the same answer.")
+@click.option("--repetition-penalty", type=float, help="Above 1: against tokens of prompt and answer. Default: 1, off.")
+@click.option("--presence-penalty", type=float, help="Above 0: against tokens of the answer. Default: 0, off.")
+@click.option("--frequency-penalty", type=float, help="The same, as often as they are there. Default: 0, off.")
+@click.option(
+    "--logit-bias",
+    type=bias_of,
+    metavar="ID=VALUE",
+    multiple=True,
+    help="Add to a token's logit; may be given several times.",
+)
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object at the end instead of a stream.")
+@click.option("--stop-token", type=int, multiple=True, help="End with this token id; may be given several times.")
+@click.option("--include-stop", is_flag=True, help="Keep what ended the answer in its text.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end token.")
+@click.option("--logprobs", type=int, help="Log-probabilities of the tokens, and of so many alternatives; with --json.")
+@click.option("--prompt-logprobs", type=int, help="The same for the prompt's tokens; with --json.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object at the end; with --n, one line per chunk as it comes."
+)
 @click.option("--timeout", type=click.FloatRange(min=0.001), help="Seconds for the whole answer.")
 @option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
-def command(as_json: bool, target: str, timeout: float | None, **values: Any) -> None:
+def command(prompt: str, **values: Any) -> None:
     """Send one request and stream its answer to the terminal.
 
-    PROMPT is text to go on from; `-` reads it from stdin. With --chat it is a question to answer. Ctrl-C cancels.
+    PROMPT is text to go on from; `-` reads it from stdin. With --chat it is a question to answer. Several answers (--n)
+    are shown whole, each when it has ended. Ctrl-C cancels.
     """
-    if values["prompt"] == "-":
-        values["prompt"] = sys.stdin.read()
-    answer = asyncio.run(unless_interrupted(run(build(**values), target, timeout, stream=not as_json)))
-    if as_json:
-        emit_json(answer.as_dict())
+    config = GenerateConfig(prompt=sys.stdin.read() if prompt == "-" else prompt, **values)
+    if not config.as_json and (config.logprobs, config.prompt_logprobs) != (None, None):
+        raise click.UsageError("log-probabilities are shown with --json only")
+    try:
+        request = build(config)
+    except ValueError as error:
+        raise click.UsageError(f"a number does not fit its field: {error}") from error
+    asyncio.run(unless_interrupted(run(config, request)))
 
 
-def build(
-    *,
-    prompt: str,
-    chat: bool,
-    system: str | None,
-    model: str,
-    max_tokens: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    seed: int | None,
-    stop: tuple[str, ...],
-) -> inference_pb2.GenerateRequest:
-    """The request that the options describe. What was left out stays unset: the gateway knows the defaults."""
+def build(config: GenerateConfig) -> inference_pb2.GenerateRequest:
+    """The request that a configuration describes. What was left out stays unset.
+
+    Raises:
+        ValueError: a number is too large for the protocol, or negative.
+    """
     request = inference_pb2.GenerateRequest(
-        model=model,
-        sampling=inference_pb2.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-        stopping=inference_pb2.Stopping(max_tokens=max_tokens, stop=stop),
+        model=config.model,
+        n=config.n,
+        priority=config.priority,
+        logprobs=config.logprobs,
+        prompt_logprobs=config.prompt_logprobs,
+        sampling=inference_pb2.Sampling(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            seed=config.seed,
+            repetition_penalty=config.repetition_penalty,
+            presence_penalty=config.presence_penalty,
+            frequency_penalty=config.frequency_penalty,
+            logit_bias=dict(config.logit_bias),
+        ),
+        stopping=inference_pb2.Stopping(
+            max_tokens=config.max_tokens,
+            min_tokens=config.min_tokens,
+            stop=config.stop,
+            stop_token_ids=config.stop_token,
+            ignore_eos=config.ignore_eos,
+            include_stop=config.include_stop,
+        ),
     )
-    if chat or system is not None:
-        if system is not None:
-            request.chat.messages.add(role="system", content=system)
-        request.chat.messages.add(role="user", content=prompt)
+    if config.chat or config.system is not None:
+        if config.system is not None:
+            request.chat.messages.add(role="system", content=config.system)
+        request.chat.messages.add(role="user", content=config.prompt)
     else:
-        request.text = prompt
+        request.text = config.prompt
     return request
 
 
-async def run(request: inference_pb2.GenerateRequest, target: str, timeout: float | None, *, stream: bool) -> Answer:
-    """The whole answer, shown as it comes when `stream`. Leaving the call early cancels the job, within a step.
+async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) -> Answer:
+    """The whole answer, shown as the configuration says. Leaving the call early cancels the job, within a step.
 
     Raises:
         click.ClickException: the call failed.
     """
-    async with Client(target) as client:
+    streams = config.n == 1 and not config.as_json
+    async with Client(config.target) as client:
         try:
-            return await client.generate(request, timeout=timeout, on_text=show if stream else None)
+            answer = await client.generate(
+                request,
+                timeout=config.timeout,
+                on_text=show if streams else None,
+                on_response=None if config.n == 1 else (show_lines if config.as_json else show_ended),
+            )
         except grpc.aio.AioRpcError as error:
             raise click.ClickException(describe(error)) from error
         except BrokenStream as error:
             raise click.ClickException(str(error)) from error
         finally:
-            if stream:
+            if streams:
                 show("\n")
+    if config.as_json and config.n == 1:
+        emit_json(answer.as_dict())
+    elif config.as_json:
+        emit(json.dumps(answer.about()))
+    return answer
 
 
 def show(text: str) -> None:
     """Text of the answer, seen at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def show_lines(response: inference_pb2.GenerateResponse, _answer: Answer) -> None:
+    """Each chunk as a line of JSON."""
+    for chunk in response.chunks:
+        emit(json.dumps(plain(chunk)))
+
+
+def show_ended(response: inference_pb2.GenerateResponse, answer: Answer) -> None:
+    """The choices that end with this response, each whole under a heading."""
+    for chunk in response.chunks:
+        if chunk.finish:
+            choice = answer.choices[chunk.choice]
+            emit(f"--- choice {choice.index} of {answer.n} ({choice.finish})\n{choice.text}\n")

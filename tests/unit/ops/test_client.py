@@ -41,7 +41,7 @@ def test_one_token_has_no_time_per_token() -> None:
 def test_gaps_and_repeats_are_seen(start: int) -> None:
     answer = Answer()
     answer.add(response(0, [1, 2]), 0.1)
-    with pytest.raises(BrokenStream, match=f"r: a chunk starts at {start}, expected 2"):
+    with pytest.raises(BrokenStream, match=f"r: choice 0: a chunk starts at {start}, expected 2"):
         answer.add(response(start, [3]), 0.2)
 
 
@@ -50,8 +50,29 @@ def test_there_is_exactly_one_end() -> None:
     answer.add(response(0, [1], finish=inference_pb2.STOP), 0.1)
     with pytest.raises(BrokenStream, match="after the terminal one"):
         answer.add(response(1, [2]), 0.2)
-    with pytest.raises(BrokenStream, match="without a terminal chunk"):
+    with pytest.raises(BrokenStream, match="x ended without a terminal chunk of choice 0"):
         Answer(request_id="x").end(1.0)
+
+
+def test_choices_each_have_their_own_chunks_and_end() -> None:
+    answer = Answer(n=3)
+    first, second, last = response(0, [1, 2], "ab"), response(0, [3], "c", inference_pb2.STOP), response(2, [4], "d")
+    second.chunks[0].choice = 2
+    second.chunks[0].stop_token = 3
+    last.chunks.append(inference_pb2.Chunk(choice=1, finish=inference_pb2.LENGTH))
+    assert [answer.add(each, time) for each, time in ((first, 1.0), (second, 2.0), (last, 3.0))] == ["ab", "", "d"]
+    assert [(each.text, each.token_ids, each.finish, each.stop_token) for each in answer.choices] == [
+        ("abd", [1, 2, 4], "", None),
+        ("", [], "LENGTH", None),
+        ("c", [3], "STOP", 3),
+    ]
+    assert answer.seconds_per_token == 1.0  # of the longest choice
+    with pytest.raises(BrokenStream, match="r ended without a terminal chunk of choice 0"):
+        answer.end(4.0)
+    stray = response(0, [1])
+    stray.chunks[0].choice = 3
+    with pytest.raises(BrokenStream, match="r: a chunk of choice 3, of 3"):
+        answer.add(stray, 4.0)
 
 
 def test_a_chat_request_is_greedy_unless_told_otherwise() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from ops.client import Answer
+from ops.client import Answer, Choice
 from ops.demo import Asked, LinePrinter, Wrong, check, complete_lines
 from ops.demo_text import CAPITAL_QUESTION, QUESTIONS, SYSTEM_PROMPT
 
@@ -55,7 +55,9 @@ def test_eight_questions_share_a_long_prompt() -> None:
 
 
 def answered(text: str, finish: str = "STOP") -> list[Asked]:
-    return [Asked(CAPITAL_QUESTION, Answer(text=text, finish=finish, error="e"))]
+    answer = Answer()
+    answer.choices[0] = Choice(text=text, finish=finish, error="e")
+    return [Asked(CAPITAL_QUESTION, answer)]
 
 
 def test_a_wrong_capital_or_a_failed_answer_fails_the_demo() -> None:
