@@ -1,0 +1,98 @@
+"""What a request changes about the model's logits: bias, bans and penalties. Only the tokens named are touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from worker.logit_rows import MOST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from worker.draw import Draw
+    from worker.logit_rows import Doubles, Ints
+
+KNOWN_BIASES: Final = 256
+"""How many requests' biases are kept as arrays."""
+
+
+def adjusts(draw: Draw) -> bool:
+    """Whether a draw is from other logits than the model's."""
+    return bool(draw.banned or draw.params.logit_bias) or draw.params.penalizes
+
+
+class Adjuster:
+    """Applies draws' adjustments, to copies of rows."""
+
+    def __init__(self) -> None:
+        self._biases: dict[int, tuple[object, Ints, Doubles]] = {}
+        """By identity of the pairs, which are kept so that no others get it."""
+
+    def adjust(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+        """Change ``logits``, float32 ``[draws, any width above the vocabulary's]``, each row for its draw.
+
+        Sums are taken in float64 and rounded to what float32 has between its infinities, so that neither makes a token
+        impossible or certain: only -inf in the model's logits, or a ban, is impossible.
+        """
+        biases = [self._bias(draw.params.logit_bias) for draw in draws]
+        places, repeats = _places(logits, [ids for ids, _ in biases])
+        if len(places):
+            old = _taken(logits, places)
+            _put(logits, places, old, old + np.concatenate([values for _, values in biases]))
+        seen = [draw.counts if draw.params.penalizes else None for draw in draws]
+        assert all(counts is not None for draw, counts in zip(draws, seen, strict=True) if draw.params.penalizes)
+        places, repeats = _places(logits, [_NO_IDS if counts is None else counts.ids for counts in seen])
+        if len(places):
+            counts = np.concatenate([one.counts for one in seen if one is not None])
+            old = _taken(logits, places)
+            _put(logits, places, old, _penalized(old, counts, draws, repeats))
+        places, _ = _places(logits, [np.fromiter(draw.banned, dtype=np.int64) for draw in draws])
+        if len(places):
+            logits.view(-1).index_fill_(0, torch.from_numpy(places).to(logits.device), -torch.inf)
+
+    def _bias(self, pairs: tuple[tuple[int, float], ...]) -> tuple[Ints, Doubles]:
+        if not pairs:
+            return _NO_IDS, _NO_VALUES
+        known = self._biases.get(id(pairs))
+        if known is None:
+            if len(self._biases) == KNOWN_BIASES:
+                del self._biases[next(iter(self._biases))]
+            ids, values = (np.array(column) for column in zip(*pairs, strict=True))
+            known = self._biases[id(pairs)] = pairs, ids.astype(np.int64), values.astype(np.float64)
+        return known[1:]
+
+
+_NO_IDS: Final[Ints] = np.empty(0, dtype=np.int64)
+_NO_VALUES: Final[Doubles] = np.empty(0)
+
+
+def _penalized(old: Doubles, counts: Ints, draws: Sequence[Draw], repeats: Ints) -> Doubles:
+    params = [draw.params for draw in draws]
+    repetition = np.repeat([each.repetition_penalty for each in params], repeats)
+    presence = np.repeat([each.presence_penalty for each in params], repeats)
+    frequency = np.repeat([each.frequency_penalty for each in params], repeats)
+    new: Doubles = np.where(old > 0, old / repetition, old * repetition)
+    new -= frequency * counts + presence * (counts > 0)
+    return new
+
+
+def _places(logits: torch.Tensor, ids: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Where tokens are in the flat matrix, and how many each row has."""
+    repeats = np.array([len(each) for each in ids])
+    return np.concatenate(ids) + np.repeat(np.arange(len(ids)) * logits.shape[1], repeats), repeats
+
+
+def _taken(logits: torch.Tensor, places: Ints) -> Doubles:
+    taken = logits.view(-1).index_select(0, torch.from_numpy(places).to(logits.device))
+    return taken.cpu().numpy().astype(np.float64)
+
+
+def _put(logits: torch.Tensor, places: Ints, old: Doubles, new: Doubles) -> None:
+    fitting: npt.NDArray[np.float32] = np.where(old > -np.inf, np.clip(new, -MOST, MOST), old).astype(np.float32)
+    values = torch.from_numpy(fitting).to(logits.device)
+    logits.view(-1).index_copy_(0, torch.from_numpy(places).to(logits.device), values)

@@ -1,0 +1,135 @@
+"""Choosing one token from each of some rows of logits.
+
+All functions take the rows' places in ``LogitRows``, and return a token id for each. Rows with nothing possible in them
+must have been left out. ``uniform`` are random numbers in [0, 1), multiples of 2^-53.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from worker.likeliest import BOTTOM, edges_by_count, edges_by_share, settle
+from worker.logit_rows import BLOCK, MOST
+
+if TYPE_CHECKING:
+    from worker.likeliest import Flags, Likeliest
+    from worker.logit_rows import Doubles, Floats, Ints, LogitRows, Scales
+
+BELOW_ONE: Final = 1 - 2.0**-53
+
+
+def likeliest(rows: LogitRows, wanted: Ints) -> Ints:
+    """The token with the highest logit."""
+    blocks: Ints = rows.maxima[wanted].argmax(axis=1)
+    inside: Ints = rows.block(wanted, blocks).argmax(axis=1)
+    return blocks * BLOCK + inside
+
+
+def from_all(rows: LogitRows, wanted: Ints, scales: Scales, uniform: Doubles, slots: Ints) -> Ints:
+    """Invert the cumulative distribution over all tokens, in order of their ids: first the block, then the token.
+
+    ``slots`` says which of the sums are the rows'.
+    """
+    each, masses = np.arange(len(wanted)), rows.masses(slots, scales)
+    up_to = masses.cumsum(axis=1)
+    target = uniform * up_to[:, -1]
+    blocks = _first_above(up_to, target)
+    mass = masses[each, blocks]
+    share = np.minimum((target - (up_to[each, blocks] - mass)) / mass, BELOW_ONE)
+    inside = scales.weights(rows.block(wanted, blocks), (slice(None), None)).cumsum(axis=1)
+    return blocks * BLOCK + _first_above(inside, share * inside[:, -1])
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """What of some rows' distributions is kept. All are arrays ``[rows]``; see ``worker.params``."""
+
+    top_k: Ints
+    """0 where it is off."""
+    top_p: Doubles
+    min_p: Doubles
+    slots: Ints
+    """Which of the sums are the row's, where ``of_all``."""
+
+    @property
+    def of_all(self) -> Flags:
+        """Where ``top_p`` is a share of all, and not of what ``top_k`` leaves."""
+        where: Flags = (self.top_k == 0) & (self.top_p < 1)
+        return where
+
+    def of(self, some: Ints) -> Restriction:
+        """Of some of the rows."""
+        return Restriction(self.top_k[some], self.top_p[some], self.min_p[some], self.slots[some])
+
+
+def from_likeliest(rows: LogitRows, wanted: Ints, scales: Scales, uniform: Doubles, restriction: Restriction) -> Ints:
+    """Invert the cumulative distributions over what the restrictions leave, in order of likelihood."""
+    tokens = np.zeros(len(wanted), dtype=np.int64)
+    totals = np.zeros(len(wanted))
+    some = np.flatnonzero(restriction.of_all)
+    if len(some):
+        totals[some] = rows.masses(restriction.slots[some], scales.of(some)).sum(axis=1)
+
+    def use(found: Likeliest, tried: Ints) -> Flags:
+        kept, enough = _kept(found, scales.of(tried), restriction.of(tried), totals[tried], rows.unit)
+        up_to = np.concatenate([[0], kept.cumsum()])
+        before, total = up_to[found.starts], up_to[found.ends] - up_to[found.starts]
+        chosen = np.searchsorted(up_to, before + (uniform[tried] * total).astype(np.int64), side="right") - 1
+        tokens[tried[enough]] = found.ids[chosen[enough]]
+        return enough
+
+    settle(rows, wanted, _edges(rows, wanted, scales, restriction), use)
+    return tokens
+
+
+def _edges(rows: LogitRows, wanted: Ints, scales: Scales, restriction: Restriction) -> Floats:
+    """Above which of the logits all is that is kept, probably."""
+    top_k, top_p, min_p = restriction.top_k, restriction.top_p, restriction.min_p
+    edges = np.full(len(wanted), BOTTOM)
+    some = np.flatnonzero(top_k)
+    if len(some):
+        edges[some] = edges_by_count(rows, wanted[some], top_k[some])
+    some = np.flatnonzero(restriction.of_all)
+    if len(some):
+        edges[some] = edges_by_share(rows, wanted[some], restriction.slots[some], 1 - top_p[some])
+    some = np.flatnonzero((min_p > 0) & ((top_k == 0) | (top_p == 1)))
+    if len(some):
+        least = rows.highest[wanted[some]] + (np.log(min_p[some]) - 1e-5) * scales.temperatures[some]
+        edges[some] = np.maximum(edges[some], np.maximum(least, -MOST).astype(np.float32))
+    return edges
+
+
+def _kept(
+    found: Likeliest, scales: Scales, restriction: Restriction, totals: Doubles, unit: float
+) -> tuple[Ints, Flags]:
+    """The masses of the tokens found, with 0 for what isn't kept, and for which rows nothing else is kept.
+
+    The latter holds if what was found reaches beyond the edge of any one restriction; but ``top_p``'s isn't known
+    before ``top_k``'s, for it is a share of what that leaves. ``totals`` are the masses of all, where ``of_all``.
+    """
+    owners, starts = found.owners, found.starts
+    some_k, some_p, least = restriction.top_k > 0, restriction.top_p < 1, restriction.min_p * unit
+    masses = (scales.weights(found.logits, owners) * unit).astype(np.int64)
+    past_k = starts + np.where(some_k, restriction.top_k, len(masses))
+    kept = np.where(np.arange(len(masses)) < past_k[owners], masses, 0)
+    up_to = np.concatenate([[0], kept.cumsum()])
+    found_k = up_to[found.ends] - up_to[starts]
+    limits = np.where(some_p, restriction.top_p * np.where(some_k, found_k, totals), np.inf)
+    before = up_to[:-1] - up_to[starts][owners]
+    kept[(before >= limits[owners]) | (masses < least[owners])] = 0
+    below = scales.weights(found.edges, slice(None)) * unit < least
+    enough = (some_k & (found.ends >= past_k)) | (~some_k & (found_k >= limits)) | (~(some_k & some_p) & below)
+    return kept, enough | (found.edges == BOTTOM)
+
+
+def _first_above(up_to: Doubles, target: Doubles) -> Ints:
+    """Index of the first running total above the target, ``[rows]``.
+
+    There is one: a random number is at most 1 - 2^-53, and so its share of the last total, even rounded, is below it.
+    What has no weight doesn't raise the total and is never first.
+    """
+    first: Ints = np.count_nonzero(up_to <= target[:, None], axis=1)
+    return first

@@ -1,0 +1,45 @@
+"""Random numbers that are a function of (seed, choice, position): nothing is kept, so nothing can get out of step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    Words = npt.NDArray[np.uint64]
+    """32-bit words, kept in 64 bits so that a product loses nothing."""
+
+ROUNDS: Final = 10
+MASK: Final = np.uint64(0xFFFFFFFF)
+HALF: Final = np.uint64(32)
+MULTIPLIERS: Final = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+WEYL: Final = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64) * np.arange(ROUNDS, dtype=np.uint64)[:, None]
+"""What is added to the two words of the key in each round, ``[rounds, 2]``."""
+
+
+def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row, a multiple of 2^-53, from Philox4x32-10 with the seed as its key."""
+    key, choice, position = (np.array(column, dtype=np.uint64) for column in (seeds, choices, positions))
+    counter = np.stack([position & MASK, position >> HALF, choice & MASK, np.zeros_like(key)])
+    words = philox(counter, np.stack([key & MASK, key >> HALF]))
+    numbers: npt.NDArray[np.float64] = ((words[0] << HALF | words[1]) >> np.uint64(11)).astype(np.float64)
+    return numbers * 2.0**-53
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+
+    ``counter`` is ``[4, n]``, ``key`` ``[2, n]``; returns ``[4, n]``. Words 0 and 2 of the counter are multiplied, 1
+    and 3 mixed in; then the pairs change places.
+    """
+    keys = key + WEYL[:, :, None] & MASK
+    even, odd = counter[0::2], counter[1::2]
+    for round_key in keys:
+        product = even * MULTIPLIERS
+        even, odd = (product >> HALF)[::-1] ^ odd ^ round_key, (product & MASK)[::-1]
+    return np.stack([even[0], odd[0], even[1], odd[1]])
