@@ -31,9 +31,11 @@ class FleetConfig:
     dtype: str = "auto"
     device: str = "auto"
     kv_tokens: int | None = None
+    cache_tokens: int | None = None
     block_size: int | None = None
     max_running: int | None = None
     step_tokens: int | None = None
+    chunk_tokens: int | None = None
     threads: int | None = None
     """Of each worker; None: the cores shared out among the workers."""
     grace: float = 30.0
@@ -65,9 +67,11 @@ class FleetConfig:
         """For `python -m`."""
         optional = {
             "--kv-tokens": self.kv_tokens,
+            "--cache-tokens": self.cache_tokens,
             "--block-size": self.block_size,
             "--max-running": self.max_running,
             "--step-tokens": self.step_tokens,
+            "--chunk-tokens": self.chunk_tokens,
         }
         return [
             "worker",
@@ -116,9 +120,11 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
             "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA if there is one."
         ),
         option("--kv-tokens", type=positive, default=None, help="Size of each worker's pool, in tokens."),
+        option("--cache-tokens", type=click.IntRange(min=0), default=None, help="Unused tokens that stay cached."),
         option("--block-size", type=positive, default=None, help="Tokens per block."),
         option("--max-running", type=positive, default=None, help="Sequences in one step, at most."),
         option("--step-tokens", type=positive, default=None, help="Tokens in one step, at most."),
+        option("--chunk-tokens", type=positive, default=None, help="Of prompts in one step beside running streams."),
         option("--threads", type=positive, default=None, help="Of each worker. Default: the cores, shared out."),
         option(
             "--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that streams get to end at a stop."

@@ -71,9 +71,18 @@ OPTIONS = [
     ),
     option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
     option("--kv-tokens", type=click.IntRange(min=32), default=32768, help="Size of the pool, in tokens."),
+    option(
+        "--cache-tokens", type=click.IntRange(min=0), default=None, help="Unused tokens that stay cached. Default: all."
+    ),
     option("--block-size", type=click.IntRange(1, 1024), default=16, help="Tokens per block, a power of two."),
     option("--max-running", type=click.IntRange(1, 4096), default=32, help="Sequences in one step, at most."),
     option("--step-tokens", type=click.IntRange(16, 65536), default=512, help="Tokens in one step, at most."),
+    option(
+        "--chunk-tokens",
+        type=click.IntRange(min=1),
+        default=256,
+        help="Tokens of prompts in one step beside running streams, at most.",
+    ),
     option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),

@@ -13,7 +13,7 @@ from worker.detokenize import TokenBytes, UnsupportedTokenizer
 from worker.engine import Engine
 from worker.model import hf, loader
 from worker.model.errors import ModelUnsupported
-from worker.sampler import sample
+from worker.sampler import TorchSampler
 from worker.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     )
     runner = hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)
     scheduler = Scheduler(
-        BlockPool(config.num_blocks, config.block_size),
+        BlockPool(config.num_blocks, config.block_size, config.cache_blocks),
         max_running=config.max_running,
         token_budget=config.step_tokens,
+        chunk_tokens=config.chunk_tokens,
         context_length=files.context_length,
     )
     try:
@@ -56,7 +57,7 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     engine = Engine(
         runner,
         scheduler,
-        sampler=sample,
+        sampler=TorchSampler(),
         text_stream=token_bytes.stream,
         eos_token_ids=files.eos_token_ids,
         fingerprint=runner.fingerprint,

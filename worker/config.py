@@ -25,10 +25,14 @@ class WorkerConfig:
     device: str = "auto"
     cache_dir: Path = Path("~/.cache/octavo")
     kv_tokens: int = 32768
+    cache_tokens: int | None = None
+    """How many tokens that nobody uses may stay cached; None: as many as the pool has room for."""
     block_size: int = 16
     max_running: int = 32
     step_tokens: int = 512
-    """Token budget of one step: what bounds how long a chunk of a prompt delays the running streams."""
+    """Token budget of one step."""
+    chunk_tokens: int = 256
+    """Tokens of prompts in one step beside running streams: what bounds how long a prompt delays them."""
     threads: int = 0
     """Threads of a product; 0: one per core."""
     host: str = "127.0.0.1"
@@ -41,3 +45,7 @@ class WorkerConfig:
     @property
     def num_blocks(self) -> int:
         return self.kv_tokens // self.block_size
+
+    @property
+    def cache_blocks(self) -> int | None:
+        return None if self.cache_tokens is None else self.cache_tokens // self.block_size

@@ -5,58 +5,34 @@ Synchronous and pure: no clock, no I/O, no threads. One caller at a time; ``add`
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvstore.block_hash import root
+from worker.block_pool import IntegrityError
+from worker.forward import Forward
+from worker.live import LiveRequest
 from worker.params import AdmissionError
-from worker.sequence import Finish, Sequence
-from worker.step import EngineStats, Output, StepOutput, StepRow, StepStats
+from worker.scheduler import Scheduled
+from worker.sequence import Sequence
+from worker.step import EngineStats, Output, StepOutput, StepStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from collections.abc import Sequence as Many
-
-    import torch
 
     from worker.detokenize import TextStream
-    from worker.params import SamplingParams, StopParams
-    from worker.scheduler import Schedule, Scheduled, Scheduler
+    from worker.draw import Draw, Drawn, Sampler
+    from worker.forward import Result
+    from worker.live import LiveChoice
+    from worker.params import StopParams
+    from worker.scheduler import Scheduler
     from worker.sequence import Request
     from worker.step import Runner
 
-__all__ = ["AdmissionError", "Engine", "EngineStats", "Output", "Sampler", "StepOutput", "StepStats"]
+__all__ = ["AdmissionError", "Engine", "EngineStats", "Output", "StepOutput", "StepStats"]
 
 KNOWN_ROOTS = 1024
 """How many salts' hash roots are kept."""
-
-
-class Sampler(Protocol):
-    """``worker.sampler.sample``, or a stand-in for it."""
-
-    def __call__(
-        self, logits: torch.Tensor, params: Many[SamplingParams], positions: Many[int], choices: Many[int]
-    ) -> list[int | None]: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A sequence with the text made from it, which outlives preemptions."""
-
-    sequence: Sequence
-    text: TextStream
-    reported: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """What the model made of one entry: a token, or nothing yet, or an error."""
-
-    token: int | None = None
-    error: str = ""
-    poisoned: bool = False
-    """The pages it wrote can't be trusted."""
 
 
 class Engine:
@@ -83,13 +59,14 @@ class Engine:
                 f"the model has {runner.num_blocks} blocks of {runner.block_size} tokens, "
                 f"the pool {pool.total} of {pool.block_size}"
             )
-        self._runner = runner
+        self._vocab_size = runner.vocab_size
         self._scheduler = scheduler
-        self._sampler = sampler
+        self._forward = Forward(runner, sampler, self._draws)
         self._text_stream = text_stream
         self._eos_token_ids = frozenset(eos_token_ids)
         self._root = lru_cache(maxsize=KNOWN_ROOTS)(partial(root, fingerprint, pool.block_size))
-        self._live: dict[str, dict[int, _Live]] = {}
+        self._requests: dict[str, LiveRequest] = {}
+        self._choices: dict[Sequence, LiveChoice] = {}
 
     @property
     def context_length(self) -> int:
@@ -98,170 +75,119 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        """Take in a request. Raises AdmissionError when it could never run here."""
-        request.check(self._runner.vocab_size)
-        if request.request_id in self._live:
+        """Take in a request with all its choices. Raises AdmissionError when it could never run here."""
+        request.check(self._vocab_size)
+        if request.request_id in self._requests:
             raise AdmissionError(f"request {request.request_id!r} is running already")
         sequence = Sequence(request, root=self._root(request.salt), block_size=self._scheduler.pool.block_size)
         self._scheduler.add(sequence)
-        self._live[request.request_id] = {0: _Live(sequence, self._text_stream(request.stopping))}
+        live = LiveRequest(request, self._eos_token_ids, self._text_stream)
+        self._requests[request.request_id] = live
+        self._choices[sequence] = live.open(sequence)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request at once, without output. False when it is unknown or has ended."""
-        choices = self._live.pop(request_id, None)
-        if choices is None:
+        live = self._requests.pop(request_id, None)
+        if live is None:
             return False
-        for live in choices.values():
-            self._scheduler.remove(live.sequence)
+        for choice in live.choices.values():
+            self._scheduler.remove(choice.sequence)
+            del self._choices[choice.sequence]
         return True
 
     def step(self) -> StepOutput:
-        """Run one step. Every sequence that it brought up to date has an output in the result."""
+        """Run one step. Every sequence that it brought up to date has an output in the result.
+
+        When one choice fails, its request does: all choices that are still open have a last output with the error.
+        """
         schedule = self._scheduler.schedule()
-        results, failures = self._run(schedule)
-        outputs = [
-            output
-            for entry, result in zip(schedule.entries, results, strict=True)
-            if (output := self._apply(entry, result)) is not None
-        ]
-        stats = StepStats(**asdict(self.stats()), tokens=schedule.num_tokens, sequences=len(schedule.entries))
-        return StepOutput(tuple(outputs), stats, tuple(failures))
+        ran = self._forward.run(schedule)
+        if ran.out_of_memory:
+            self._scheduler.shrink()
+        outputs: list[Output] = []
+        for entry, result in zip(schedule.entries, ran.results, strict=True):
+            if result.error:
+                outputs += self._fail(entry.sequence, result)
+        for entry, result in zip(schedule.entries, ran.results, strict=True):
+            choice = self._choices.get(entry.sequence)
+            if choice is not None:  # else its request has just failed
+                outputs += self._apply(choice, result)
+        stats = StepStats(**self._figures(), tokens=schedule.num_tokens, sequences=len(schedule.entries))
+        return StepOutput(tuple(outputs), stats, tuple(ran.failures), self._scheduler.pool.take_events())
 
     def stats(self) -> EngineStats:
         """The present state and the running totals. Between steps, like every other call."""
-        scheduler, pool = self._scheduler, self._scheduler.pool
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            blocks_free=pool.free_count,
-            blocks_cached=pool.cached_count,
-            blocks_used=pool.used_count,
-            prefix_queried=scheduler.prefix_queried,
-            prefix_hit=scheduler.prefix_hit,
-            evictions=pool.evictions,
-            preemptions=scheduler.preemptions,
-        )
+        return EngineStats(**self._figures())
+
+    def clear_cache(self) -> None:
+        """No prefix that was computed before is found any more."""
+        self._scheduler.pool.clear()
 
     def check_integrity(self) -> None:
         """Between steps: raise IntegrityError unless all accounts agree."""
         self._scheduler.check_integrity()
+        scheduled = [*self._scheduler.running, *self._scheduler.waiting]
+        if len(scheduled) != len(self._choices) or {*scheduled} != self._choices.keys():
+            raise IntegrityError(f"the scheduler has {scheduled}, the engine {[*self._choices]}")
+        owned = [choice for live in self._requests.values() for choice in live.choices.values()]
+        if len(owned) != len(self._choices) or any(self._choices.get(each.sequence) is not each for each in owned):
+            raise IntegrityError("requests and choices differ")
+        for live in self._requests.values():
+            live.check_integrity()
 
-    def _run(self, schedule: Schedule) -> tuple[list[_Result], list[Exception]]:
-        """Run the model over a schedule. One that fails is retried entry by entry: only what fails alone ends."""
-        entries = schedule.entries
-        if not entries:
-            return [], []
-        try:
-            return self._forward(entries), []
-        except Exception as failure:  # the runner may raise anything, and its other sequences must go on
-            if len(entries) == 1:
-                return [_failed(failure)], [failure]
-            failures = [failure]
-        results = []
-        for entry in entries:
-            try:
-                results += self._forward([entry])
-            except Exception as failure:
-                failures.append(failure)
-                results.append(_failed(failure))
-        return results, failures
+    def _figures(self) -> dict[str, Any]:
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        return {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "blocks_free": pool.free_count,
+            "blocks_cached": pool.cached_count,
+            "blocks_used": pool.used_count,
+            "prefix_queried": scheduler.prefix_queried,
+            "prefix_hit": scheduler.prefix_hit,
+            "evictions": pool.evictions,
+            "preemptions": scheduler.preemptions,
+        }
 
-    def _forward(self, entries: Many[Scheduled]) -> list[_Result]:
-        """Forward pass and sampling. Changes nothing but pages that nobody else reads yet, so it may be repeated."""
-        rows = [_row(entry) for entry in entries]
-        logits = self._runner.forward(rows)
-        sampled = [entry.sequence for entry, row in zip(entries, rows, strict=True) if row.logits]
-        expected = (len(sampled), self._runner.vocab_size)
-        if tuple(logits.shape) != expected:
-            raise RuntimeError(f"the model returned logits of shape {tuple(logits.shape)} instead of {expected}")
-        tokens = iter(
-            self._sampler(
-                logits,
-                [sequence.request.sampling for sequence in sampled],
-                [sequence.num_output for sequence in sampled],
-                [sequence.choice for sequence in sampled],
-            )
-            if sampled
-            else []
-        )
-        return [_sampled(next(tokens)) if row.logits else _Result() for row in rows]
+    def _draws(self, sequence: Sequence, row: int) -> list[Draw]:
+        return self._choices[sequence].draws(row)
 
-    def _apply(self, entry: Scheduled, result: _Result) -> Output | None:
-        """Record one entry's result. None when there is nothing to tell: a part of a prompt is done."""
-        request = entry.sequence.request
-        live = self._live[request.request_id][entry.sequence.choice]
-        if result.error:
-            if result.poisoned:
-                self._scheduler.pool.forget(entry.sequence.block_table)
-            return self._output(live, (), live.text.finish(), Finish.ERROR, result.error)
-        self._scheduler.complete(entry)
-        if result.token is None:
-            return None
-        return self._append(live, result.token)
+    def _fail(self, sequence: Sequence, result: Result) -> list[Output]:
+        choice = self._choices.get(sequence)
+        if choice is None:  # another choice of the request has failed in this step
+            return []
+        if result.poisoned:
+            self._scheduler.pool.forget(sequence.block_table)
+        outputs = choice.owner.fail(result.error)
+        self.abort(sequence.request.request_id)
+        return outputs
 
-    def _append(self, live: _Live, token: int) -> Output:
-        sequence, stopping = live.sequence, live.sequence.request.stopping
-        sequence.tokens.append(token)
-        is_eos = token in self._eos_token_ids
-        text = "" if is_eos else live.text.push((token,))
-        finish = None
-        if live.text.stop_match or (is_eos and not stopping.ignore_eos):
-            finish = Finish.STOP
-        elif sequence.num_output >= stopping.max_tokens or sequence.num_tokens >= self.context_length:
-            finish = Finish.LENGTH
-        if finish is not None:
-            text += live.text.finish()
-            # What was held back may turn out to complete a stop string at the very end.
-            finish = Finish.STOP if live.text.stop_match else finish
-        return self._output(live, (token,), text, finish)
+    def _apply(self, choice: LiveChoice, result: Result) -> list[Output]:
+        """Record one entry's result. Empty when there is nothing to tell: a part of a prompt is done."""
+        sequence, live = choice.sequence, choice.owner
+        if result.scores:
+            live.prompt_logprobs += result.scores
+            sequence.scored += len(result.scores)
+        self._scheduler.complete(Scheduled(sequence, result.num_tokens))
+        if not result.drawn:
+            return []
+        choices = [choice]
+        if live.unforked:
+            for child in self._scheduler.fork(sequence, live.unforked):
+                self._choices[child] = live.open(child)
+                choices.append(self._choices[child])
+            live.unforked = range(0)
+        return [self._append(each, drawn) for each, drawn in zip(choices, result.drawn, strict=True)]
 
-    def _output(
-        self, live: _Live, token_ids: tuple[int, ...], text: str, finish: Finish | None, error: str = ""
-    ) -> Output:
-        """Describe what happened to a sequence, and end it if that was the last of it."""
-        sequence, request = live.sequence, live.sequence.request
-        if finish is not None:
-            self._end(sequence)
-        first, live.reported = not live.reported, True
-        return Output(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            start=sequence.num_output - len(token_ids),
-            token_ids=token_ids,
-            text=text,
-            finish=finish,
-            stop_match=live.text.stop_match,
-            error=error,
-            cached_tokens=sequence.cached_tokens or 0,
-            prompt_tokens=sequence.num_prompt,
-            completion_tokens=sequence.num_output,
-            first=first,
-        )
-
-    def _end(self, sequence: Sequence) -> None:
-        self._scheduler.remove(sequence)
-        choices = self._live[sequence.request.request_id]
-        del choices[sequence.choice]
-        if not choices:
-            del self._live[sequence.request.request_id]
-
-
-def _row(entry: Scheduled) -> StepRow:
-    sequence, start = entry.sequence, entry.sequence.num_computed
-    return StepRow(
-        token_ids=sequence.tokens[start : start + entry.num_tokens],
-        start=start,
-        block_table=sequence.block_table,
-        logits=int(entry.num_tokens == sequence.num_uncomputed),
-    )
-
-
-def _sampled(token: int | None) -> _Result:
-    return _Result(error="non-finite logits", poisoned=True) if token is None else _Result(token=token)
-
-
-def _failed(failure: Exception) -> _Result:
-    return _Result(error=f"{type(failure).__name__}: {failure}")
+    def _append(self, choice: LiveChoice, drawn: Drawn) -> Output:
+        output = choice.append(drawn, self.context_length)
+        if output.finish is not None:
+            self._scheduler.remove(choice.sequence)
+            del self._choices[choice.sequence]
+            del choice.owner.choices[choice.sequence.choice]
+            if not choice.owner.choices:
+                del self._requests[output.request_id]
+        return output

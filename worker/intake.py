@@ -81,7 +81,8 @@ class Intake:
             self._room.clear()
 
     def _free(self) -> int:
-        return self._max_running - len(self._journal.running) - len(self._claims)
+        claimed = sum(max(claim.job.n, 1) for claim in self._claims)
+        return self._max_running - self._journal.open_choices - claimed
 
     async def read(self) -> None:
         """Claims jobs. Never returns."""

@@ -14,9 +14,11 @@ from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
     from kvstore.jobs import Claim
+    from worker.draw import TokenLogprobs
     from worker.step import Output
 
-_FINISH: dict[Finish, inference_pb2.FinishReason] = {
+_FINISH: dict[Finish | None, inference_pb2.FinishReason] = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
     Finish.STOP: inference_pb2.STOP,
     Finish.LENGTH: inference_pb2.LENGTH,
     Finish.ERROR: inference_pb2.ERROR,
@@ -32,7 +34,12 @@ class Running:
     """Incarnation that reads the job now; at first the one that submitted it."""
     claimed_at: float
     deadline: float | None
-    next_index: int = 0
+    next_index: list[int]
+    """Of each choice: how many tokens it has."""
+    open: set[int]
+    """Choices that have not ended."""
+    unsettled: set[int]
+    """Choices whose end Redis has not taken yet."""
     cached_tokens: int = 0
     started: bool = False
 
@@ -43,25 +50,42 @@ class Journal:
 
     worker: str
     running: dict[str, Running] = field(default_factory=dict)
-    ending: dict[str, Claim] = field(default_factory=dict)
-    """Jobs whose last delivery is on its way to Redis, which still takes them for running."""
+    ending: dict[str, Running] = field(default_factory=dict)
+    """Jobs whose last deliveries are on their way to Redis, which still takes them for running."""
 
     def open(self, claim: Claim, now: float) -> Request:
         """Records a claim and returns what the engine is to run."""
         deadline = None if claim.remaining_ms is None else now + claim.remaining_ms / 1000
-        self.running[claim.job.request_id] = Running(claim, claim.gateway, now, deadline)
-        return request_of(claim.job)
+        request = request_of(claim.job)
+        choices = range(request.n)
+        self.running[request.request_id] = Running(
+            claim, claim.gateway, now, deadline, [0] * request.n, {*choices}, {*choices}
+        )
+        return request
 
     def holds(self, claim: Claim) -> bool:
         """Whether this very claim was taken already: it is repeated after a lost reply."""
-        running = self.running.get(claim.job.request_id)
-        held = running.claim if running else self.ending.get(claim.job.request_id)
-        return held is not None and (held.entry_id, held.attempt) == (claim.entry_id, claim.attempt)
+        job = self.running.get(claim.job.request_id) or self.ending.get(claim.job.request_id)
+        return job is not None and (job.claim.entry_id, job.claim.attempt) == (claim.entry_id, claim.attempt)
 
-    def settle(self, delivery: job_pb2.Delivery) -> None:
-        """Redis has answered for a delivery, one way or another."""
-        if delivery.chunk.finish:
-            self.ending.pop(delivery.request_id, None)
+    def settle(self, delivery: job_pb2.Delivery) -> bool:
+        """Redis has answered for a delivery, one way or another. Whether that was the last of its job."""
+        if not delivery.chunk.finish:
+            return False
+        jobs = (self.running.get(delivery.request_id), self.ending.get(delivery.request_id))
+        for job in jobs:
+            if job is not None and job.claim.attempt == delivery.attempt:
+                job.unsettled.discard(delivery.chunk.choice)
+        ended = jobs[1]
+        if ended is None or ended.unsettled:
+            return False
+        del self.ending[delivery.request_id]
+        return True
+
+    @property
+    def open_choices(self) -> int:
+        """Of all running jobs: what they take of the engine's places."""
+        return sum(len(job.open) for job in self.running.values())
 
     def drop(self, request_id: str) -> Running | None:
         """Forgets a job that was ended elsewhere."""
@@ -87,81 +111,116 @@ class Journal:
         job = self.running.get(output.request_id)
         if job is None:
             return None
-        chunk = inference_pb2.Chunk(
-            choice=output.choice,
-            start=output.start,
-            token_ids=output.token_ids,
-            text=output.text,
-            stop_match=output.stop_match,
-            error=output.error,
+        delivery = job_pb2.Delivery(
+            request_id=output.request_id,
+            attempt=job.claim.attempt,
+            chunk=_chunk(output),
+            route=self._route(job, output, now),
         )
-        delivery = job_pb2.Delivery(request_id=output.request_id, attempt=job.claim.attempt, chunk=chunk)
-        job.next_index = output.start + len(output.token_ids)
-        if not job.started:
-            job.started = True
-            job.cached_tokens = output.cached_tokens
-            delivery.route.CopyFrom(
-                inference_pb2.Route(
-                    worker=self.worker,
-                    cached_tokens=output.cached_tokens,
-                    queue_ms=job.claim.queued_ms,
-                    prefill_ms=(now - job.claimed_at) * 1000,
-                )
-            )
+        job.next_index[output.choice] = output.start + len(output.token_ids)
         if output.finish is not None:
-            delivery.chunk.finish = _FINISH[output.finish]
             if output.finish is Finish.ERROR:
                 delivery.failure = job_pb2.FAILURE_INTERNAL
-            delivery.usage.CopyFrom(
-                inference_pb2.Usage(
-                    prompt_tokens=output.prompt_tokens,
-                    cached_tokens=output.cached_tokens,
-                    completion_tokens=output.completion_tokens,
-                    attempts=job.claim.attempt,
-                )
-            )
-            self._end(output.request_id)
+            delivery.usage.CopyFrom(_usage(job))
+            self._end(job, output.choice)
         return delivery
 
-    def fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> job_pb2.Delivery | None:
-        """Ends a job from the shell: the terminal delivery to commit, or None when it is not ours."""
+    def fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> list[job_pb2.Delivery]:
+        """Ends a job from the shell: a terminal delivery for every open choice; none when the job is not ours."""
         job = self.running.get(request_id)
         if job is None:
+            return []
+        deliveries = []
+        for choice in sorted(job.open):
+            chunk = inference_pb2.Chunk(
+                choice=choice, start=job.next_index[choice], finish=inference_pb2.ERROR, error=error
+            )
+            deliveries.append(
+                job_pb2.Delivery(
+                    request_id=request_id, attempt=job.claim.attempt, failure=failure, chunk=chunk, usage=_usage(job)
+                )
+            )
+            self._end(job, choice)
+        return deliveries
+
+    def _route(self, job: Running, output: Output, now: float) -> inference_pb2.Route | None:
+        """With a job's first delivery: how it came to be."""
+        if job.started:
             return None
-        self._end(request_id)
-        return job_pb2.Delivery(
-            request_id=request_id,
-            attempt=job.claim.attempt,
-            failure=failure,
-            chunk=inference_pb2.Chunk(start=job.next_index, finish=inference_pb2.ERROR, error=error),
-            usage=inference_pb2.Usage(
-                prompt_tokens=len(job.claim.job.prompt_token_ids),
-                cached_tokens=job.cached_tokens,
-                completion_tokens=job.next_index,
-                attempts=job.claim.attempt,
-            ),
+        job.started = True
+        job.cached_tokens = output.cached_tokens
+        return inference_pb2.Route(
+            worker=self.worker,
+            cached_tokens=output.cached_tokens,
+            queue_ms=job.claim.queued_ms,
+            prefill_ms=(now - job.claimed_at) * 1000,
         )
 
-    def _end(self, request_id: str) -> None:
-        self.ending[request_id] = self.running.pop(request_id).claim
+    def _end(self, job: Running, choice: int) -> None:
+        job.open.discard(choice)
+        if not job.open:
+            request_id = job.claim.job.request_id
+            self.ending[request_id] = self.running.pop(request_id)
+
+
+def _chunk(output: Output) -> inference_pb2.Chunk:
+    return inference_pb2.Chunk(
+        choice=output.choice,
+        start=output.start,
+        token_ids=output.token_ids,
+        text=output.text,
+        finish=_FINISH[output.finish],
+        stop_match=output.stop_match,
+        error=output.error,
+        logprobs=[_logprobs(each) for each in output.logprobs],
+        prompt_logprobs=[_logprobs(each) for each in output.prompt_logprobs],
+        stop_token=output.stop_token,
+    )
+
+
+def _logprobs(each: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    top = [inference_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in each.top]
+    return inference_pb2.TokenLogprobs(token_id=each.token_id, logprob=each.logprob, top=top)
+
+
+def _usage(job: Running) -> inference_pb2.Usage:
+    """What the job has used so far, all choices together."""
+    return inference_pb2.Usage(
+        prompt_tokens=len(job.claim.job.prompt_token_ids),
+        cached_tokens=job.cached_tokens,
+        completion_tokens=sum(job.next_index),
+        attempts=job.claim.attempt,
+    )
 
 
 def request_of(job: job_pb2.Job) -> Request:
     """A job as the engine takes it. The gateway has resolved every optional field."""
+    sampling, stopping = job.sampling, job.stopping
     return Request(
         request_id=job.request_id,
         prompt=tuple(job.prompt_token_ids),
         sampling=SamplingParams(
-            temperature=job.sampling.temperature,
-            top_p=job.sampling.top_p,
-            top_k=job.sampling.top_k,
-            seed=job.sampling.seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=tuple(sorted(sampling.logit_bias.items())),
         ),
         stopping=StopParams(
-            max_tokens=job.stopping.max_tokens,
-            stop=tuple(job.stopping.stop),
-            ignore_eos=job.stopping.ignore_eos,
-            include_stop=job.stopping.include_stop,
+            max_tokens=stopping.max_tokens,
+            min_tokens=stopping.min_tokens,
+            stop=tuple(stopping.stop),
+            stop_token_ids=tuple(stopping.stop_token_ids),
+            ignore_eos=stopping.ignore_eos,
+            include_stop=stopping.include_stop,
         ),
         salt=job.cache_salt,
+        n=max(job.n, 1),
+        priority=job.priority,
+        logprobs=job.logprobs if job.HasField("logprobs") else None,
+        prompt_logprobs=job.prompt_logprobs if job.HasField("prompt_logprobs") else None,
     )

@@ -126,6 +126,7 @@ class WorkerLoop:
             self._step_began, now = None, time.monotonic()
             self._metrics.step(step.stats, now - began)
             self._tell(step.stats)
+            self._metrics.events(step.events)
             for failure in step.failures:
                 logger.error("a step failed", exc_info=failure)
             await self._hand_over([d for o in step.outputs if (d := self._journal.record(o, now)) is not None])
@@ -199,17 +200,16 @@ class WorkerLoop:
 
     def _fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> list[job_pb2.Delivery]:
         self._engine.abort(request_id)
-        delivery = self._journal.fail(request_id, failure, error)
-        return [] if delivery is None else [delivery]
+        return self._journal.fail(request_id, failure, error)
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
         await self._committer.put(deliveries)
         self._intake.update_room()
 
     def _settled(self, delivery: job_pb2.Delivery, outcome: Commit) -> None:
-        self._journal.settle(delivery)
+        last = self._journal.settle(delivery)
         if outcome is Commit.FENCED:
             self._metrics.fenced.inc()
             self._intake.drop(delivery.request_id)
-        elif delivery.chunk.finish:
+        elif last:
             self._metrics.ended(inference_pb2.FinishReason.Name(delivery.chunk.finish).lower())

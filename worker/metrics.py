@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from worker.block_pool import Event
     from worker.step import EngineStats, StepStats
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
@@ -36,6 +40,9 @@ class WorkerMetrics:
             ["result"],
             registry=registry,
         )
+        self.pool_events = Counter(
+            "octavo_pool_events", "Changes in what the prefix cache offers, by kind", ["kind"], registry=registry
+        )
         self.evictions = Counter("octavo_evictions", "Cached blocks given up for new ones", registry=registry)
         self.preemptions = Counter("octavo_preemptions", "Sequences sent back to be recomputed", registry=registry)
         self._gauges = [
@@ -55,6 +62,11 @@ class WorkerMetrics:
         self.step_seconds.observe(seconds)
         self.step_tokens.observe(stats.tokens)
         self.step_sequences.observe(stats.sequences)
+
+    def events(self, events: Iterable[Event]) -> None:
+        """Counts what became of the pool's offers."""
+        for kind, count in Counts(event.kind for event in events).items():
+            self.pool_events.labels(kind.value).inc(count)
 
     def engine(self, stats: EngineStats) -> None:
         """Copies the engine's figures. Its totals only grow; the counters advance by the difference."""

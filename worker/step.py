@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from worker.block_pool import Event
+    from worker.draw import TokenLogprobs
     from worker.sequence import Finish
 
 
@@ -57,29 +59,33 @@ class Runner(Protocol):
         """Copy whole blocks, ``(from, to)`` each. No block is both copied from and copied to in one call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What one step produced for one choice of a request."""
+    """What one step produced for one choice of a request: a token, or the news that it has failed."""
 
     request_id: str
     choice: int
     start: int
     """Index of ``token_ids[0]`` among the choice's output tokens; without tokens, how many there are so far."""
-    token_ids: tuple[int, ...]
-    text: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
     """Text that became certain in this step. The joined texts of all outputs are the whole text."""
-    finish: Finish | None
-    stop_match: str
+    finish: Finish | None = None
+    stop_match: str = ""
     """The stop string that ended the text, or empty."""
-    error: str
+    stop_token: int | None = None
+    """The token that ended the sequence, the last of ``token_ids``, if one did."""
+    error: str = ""
     """With ``Finish.ERROR``: what went wrong, for the caller to read."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``token_ids``, if the request wants them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With choice 0's first token: one for each of the prompt's tokens but the first, if the request wants them."""
     cached_tokens: int
     """Prompt tokens found in the prefix cache when the request was first admitted."""
     prompt_tokens: int
     completion_tokens: int
-    """Output tokens so far, this step's included."""
-    first: bool
-    """True on the first output of a choice."""
+    """The choice's output tokens so far, this step's included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +126,5 @@ class StepOutput:
     failures: tuple[Exception, ...] = ()
     """What the runner raised in this step, with tracebacks, for the log. Empty in a healthy step. An exception is
     listed even when the retry went well and no sequence had to end."""
+    events: tuple[Event, ...] = ()
+    """What became of the pool's offers since the last step."""

@@ -32,7 +32,7 @@ NAN = 3
 START = b"start"
 
 # Some characters take several tokens, some tokens are several characters.
-_TEXT = ["", "</s>", "P", "N", "é", "語", "🙂"]
+_TEXT = ["", "", "P", "N", "é", "語", "🙂"]
 TABLE = TokenBytes(
     [
         *(piece.encode() for piece in _TEXT),
@@ -57,6 +57,8 @@ class PagedModel:
     vocab_size: int = VOCAB
     most_rows: int = 1_000_000
     """A pass over more rows than this runs out of memory."""
+    most_tokens: int = 1_000_000
+    """So does one over more tokens."""
     steps: list[list[StepRow]] = field(default_factory=list)
     """All passes that were tried."""
 
@@ -69,12 +71,14 @@ class PagedModel:
         self.steps.append(list(rows))
         assert rows, "a pass over nothing"
         self._check_rows(rows)
-        if len(rows) > self.most_rows:
-            raise torch.OutOfMemoryError(f"{len(rows)} rows don't fit")
         # All reads come before all writes: a block that this very pass fills must not be in another row's history.
         histories = [self._history(row, row.start) for row in rows]
         for row, history in zip(rows, histories, strict=True):
             self._write(row, history[-1] if history else START)
+        # Half-way through, as in life: pages have been written by then.
+        tokens = sum(len(row.token_ids) for row in rows)
+        if len(rows) > self.most_rows or tokens > self.most_tokens:
+            raise torch.OutOfMemoryError(f"{len(rows)} rows of {tokens} tokens don't fit")
         ends = [(row, row.start + len(row.token_ids)) for row in rows]
         wanted = [self._logits(row, end - back) for row, end in ends for back in reversed(range(row.logits))]
         return torch.stack(wanted) if wanted else torch.empty(0, self.vocab_size)
@@ -91,7 +95,7 @@ class PagedModel:
         for row in rows:
             end = row.start + len(row.token_ids)
             assert row.token_ids
-            assert len(row.block_table) == -(-end // self.block_size)
+            assert len(row.block_table) >= -(-end // self.block_size)
             assert len(set(row.block_table)) == len(row.block_table)
             for block in row.block_table[row.start // self.block_size :]:
                 assert named[block] == 1, f"block {block} is written to while others read it"
@@ -128,4 +132,22 @@ class PagedModel:
         seed = int.from_bytes(hashlib.sha256(b"".join(history)).digest()[:8], "little", signed=True)
         logits = torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
         logits[[POISON, NAN]] = -torch.inf  # only prompts have those
+        return logits
+
+
+@dataclass
+class Forced(PagedModel):
+    """Says what it is told to after a prompt of 5 tokens, all but surely."""
+
+    script: Sequence[Sequence[int]] = ()
+    """Continuations. What follows in those that a row agrees with so far is likely, in the first of them most."""
+
+    def _logits(self, row: StepRow, end: int) -> torch.Tensor:
+        said = [self._made[digest][1] for digest in self._history(row, end)][5:]
+        if NAN in said:
+            return torch.full((self.vocab_size,), float("nan"))
+        logits = torch.zeros(self.vocab_size)
+        fitting = [tokens for tokens in self.script if [*tokens[: len(said)]] == said and len(tokens) > len(said)]
+        for rank, tokens in reversed([*enumerate(fitting)]):
+            logits[tokens[len(said)]] = 100 - rank / 100
         return logits

@@ -106,7 +106,7 @@ async def test_a_failed_commit_is_repeated(line: Line) -> None:
 
 
 async def test_a_job_with_a_gap_is_ended_and_the_others_are_told_their_outcome(line: Line) -> None:
-    line.jobs.script = [CommitGap({"a": 3}), Commit.DUPLICATE]
+    line.jobs.script = [CommitGap({"a": {0: 3}}), Commit.DUPLICATE]
     line.jobs.finishes = [BrokerUnreachable("flapping"), None]
     await line.committer.put([delivery("a", 7), delivery("b", 2), delivery("a", 8)])
     await line.committer.flushed()

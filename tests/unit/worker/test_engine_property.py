@@ -2,66 +2,36 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.worker.paged_model import EOS, NAN, POISON, TABLE, VOCAB, PagedModel
-from worker.block_pool import BlockPool
-from worker.engine import AdmissionError, Engine, Output
+from tests.unit.worker.engine_run import BS, Answer, engine_of, solo_choices
+from tests.unit.worker.paged_model import EOS, NAN, POISON, VOCAB
+from worker.block_pool import EventKind
+from worker.engine import AdmissionError, Output
 from worker.params import SamplingParams, StopParams
-from worker.sampler import sample
-from worker.scheduler import Scheduler
-from worker.sequence import Finish, Request
+from worker.sequence import Finish, Request, Sequence, Status
 
-BS = 4
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]
-
-
-def build(num_blocks: int, max_running: int, token_budget: int) -> tuple[Engine, Scheduler]:
-    scheduler = Scheduler(
-        BlockPool(num_blocks, BS), max_running=max_running, token_budget=token_budget, context_length=10_000
-    )
-    engine = Engine(
-        PagedModel(num_blocks, BS),
-        scheduler,
-        sampler=sample,
-        text_stream=TABLE.stream,
-        eos_token_ids=[EOS],
-        fingerprint="paged model",
-    )
-    return engine, scheduler
+MUCH = 9999
 
 
 @cache
-def solo(request: Request) -> tuple[tuple[int, ...], str, Finish | None, str, str]:
+def alone(request: Request) -> list[Answer]:
     """The answer of a request that is alone on a large, cold pool."""
-    engine, _ = build(64, 1, 1000)
-    engine.add(request)
-    outputs: list[Output] = []
-    while engine.has_work:
-        outputs += engine.step().outputs
-    return joined(outputs)
-
-
-def joined(outputs: list[Output]) -> tuple[tuple[int, ...], str, Finish | None, str, str]:
-    tokens: tuple[int, ...] = ()
-    for output in outputs:
-        assert output.start == len(tokens)
-        assert output.first == (output is outputs[0])
-        tokens += output.token_ids
-    last = outputs[-1]
-    assert all(output.finish is None for output in outputs[:-1])
-    return tokens, "".join(output.text for output in outputs), last.finish, last.stop_match, last.error
+    return solo_choices(request)
 
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, ...]:
-    """Some shared blocks, then a few tokens of its own; seldom one that breaks the model."""
+    """Some shared blocks, then a few tokens of its own or none; seldom one that breaks the model."""
     head = draw(st.lists(st.sampled_from(PREFIXES), max_size=3))
-    tail = draw(st.lists(st.integers(4, 7), min_size=1, max_size=5))
+    tail = draw(st.lists(st.integers(4, 7), min_size=0 if head else 1, max_size=5))
     bad = draw(st.sampled_from([[]] * 18 + [[POISON], [NAN]]))
     return (*(token for piece in head for token in piece), *tail, *bad)
 
@@ -69,79 +39,165 @@ def prompts(draw: st.DrawFn) -> tuple[int, ...]:
 samplings = st.sampled_from(
     [
         SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, logit_bias=((EOS, 6.0), (20, 3.0))),
         SamplingParams(temperature=1.0, seed=1),
-        SamplingParams(temperature=0.8, top_p=0.9, seed=2),
-        SamplingParams(temperature=2.0, top_k=5, seed=3),
+        SamplingParams(temperature=0.8, top_p=0.9, min_p=0.01, seed=2, frequency_penalty=1.0),
+        SamplingParams(temperature=2.0, top_k=5, seed=3, presence_penalty=-1.0, logit_bias=((9, 4.0),)),
     ]
 )
-stoppings = st.builds(
-    StopParams,
-    max_tokens=st.integers(1, 12),
-    stop=st.sampled_from([(), (), (" a",), ("e", "🙂"), ("xyz",)]),
-    ignore_eos=st.booleans(),
-    include_stop=st.booleans(),
+
+
+@st.composite
+def stoppings(draw: st.DrawFn) -> StopParams:
+    max_tokens = draw(st.integers(1, 20))
+    return StopParams(
+        max_tokens,
+        min_tokens=draw(st.sampled_from([0, 0, max_tokens // 2, max_tokens])),
+        stop=draw(st.sampled_from([(), (), (" a",), ("e", "🙂"), ("xyz",)])),
+        stop_token_ids=draw(st.sampled_from([(), (), tuple(range(9, 25)), (EOS,)])),
+        ignore_eos=draw(st.booleans()),
+        include_stop=draw(st.booleans()),
+    )
+
+
+requests = st.builds(
+    Request,
+    st.just("solo"),
+    prompts(),
+    samplings,
+    stoppings(),
+    n=st.sampled_from([1, 1, 1, 2, 3]),
+    logprobs=st.sampled_from([None, None, 0, 2]),
+    prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
 )
 
 
 class Traffic(RuleBasedStateMachine):
-    """Random arrivals and aborts between steps."""
+    """Random arrivals and aborts between steps, on a machine that is short of memory now and then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.requests: dict[str, Request] = {}
-        self.outputs: dict[str, list[Output]] = {}
-        self.live: list[str] = []
+        self.answers: dict[str, dict[int, Answer]] = defaultdict(lambda: defaultdict(Answer))
+        self.live: dict[str, set[int]] = {}
+        """Choices that have not ended, by request."""
+        self.offered: set[object] = set()
 
-    @initialize(num_blocks=st.integers(4, 14), max_running=st.integers(1, 5), token_budget=st.integers(1, 24))
-    def start(self, num_blocks: int, max_running: int, token_budget: int) -> None:
-        self.engine, self.scheduler = build(num_blocks, max_running, token_budget)
+    @initialize(
+        num_blocks=st.integers(4, 12),
+        max_running=st.integers(1, 5),
+        token_budget=st.integers(1, 24),
+        chunk_tokens=st.none() | st.integers(1, 12),
+        cache_blocks=st.none() | st.integers(0, 6),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        max_running: int,
+        token_budget: int,
+        chunk_tokens: int | None,
+        cache_blocks: int | None,
+    ) -> None:
+        self.engine, self.model = engine_of(
+            num_blocks,
+            max_running=max_running,
+            token_budget=token_budget,
+            chunk_tokens=chunk_tokens,
+            cache_blocks=cache_blocks,
+            context_length=10_000,
+        )
+        self.scheduler = self.engine._scheduler
+        self.token_budget = token_budget
 
-    @rule(prompt=prompts(), sampling=samplings, stopping=stoppings, salt=st.sampled_from(["", "", "s"]))
-    def arrive(self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StopParams, salt: str) -> None:
-        name = f"r{len(self.requests)}"
-        request = Request(name, prompt, sampling, stopping, salt)
-        fits = len(prompt) < self.engine.context_length
-        try:
-            self.engine.add(request)
-        except AdmissionError:
-            assert not fits
-            return
-        assert fits
-        self.requests[name] = request
-        self.live.append(name)
+    @rule(
+        several=st.lists(
+            st.tuples(requests, st.sampled_from(["", "", "s"]), st.sampled_from([0, 0, 0, -1, 1, 2])),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def arrive(self, several: list[tuple[Request, str, int]]) -> None:
+        for request, salt, priority in several:
+            name = f"r{len(self.requests)}"
+            fits = len(request.prompt) < self.engine.context_length
+            try:
+                self.engine.add(replace(request, request_id=name, salt=salt, priority=priority))
+            except AdmissionError:
+                assert not fits
+                continue
+            assert fits
+            self.requests[name] = request
+            self.live[name] = set(range(request.n))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.live))
+        name = data.draw(st.sampled_from(sorted(self.live)))
         assert self.engine.abort(name)
-        self.live.remove(name)
-        self.outputs.pop(name, None)
+        assert not self.engine.abort(name)
+        del self.live[name]
+        self.answers.pop(name, None)
 
-    @rule(count=st.integers(1, 6))
+    @rule(most_tokens=st.sampled_from([1, 3, 9, MUCH, MUCH]), most_rows=st.sampled_from([1, 2, MUCH]))
+    def memory(self, most_tokens: int, most_rows: int) -> None:
+        self.model.most_tokens, self.model.most_rows = most_tokens, most_rows
+
+    @rule()
+    def clear_cache(self) -> None:
+        self.engine.clear_cache()
+
+    @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.one_step()
 
     def one_step(self) -> None:
-        owed = {one.request.request_id for one in self.scheduler.running if one.num_uncomputed == 1}
-        oldest = self.scheduler.running[0] if self.scheduler.running else None
-        progress = (oldest.num_computed, oldest.num_output) if oldest else (0, 0)
+        running = [*self.scheduler.running]
+        # When memory has run out a step may have fewer tokens than there are streams; they take turns then.
+        streams = [one for one in running if one.num_uncomputed == 1] if self.roomy() else []
+        best = self.best(running)
+        before = (best.num_computed, best.num_output) if best else (0, 0)
         result = self.engine.step()
         self.engine.check_integrity()
+        assert {type(failure).__name__ for failure in result.failures} <= {"PoisonError", "OutOfMemoryError"}
         assert bool(result.stats.tokens) == bool(self.live)
-        assert result.stats.tokens <= self.scheduler.token_budget
+        assert result.stats.tokens <= self.token_budget
         for output in result.outputs:
-            assert output.request_id in self.live
-            self.outputs.setdefault(output.request_id, []).append(output)
-            if output.finish is not None:
-                self.live.remove(output.request_id)
-        told = {output.request_id for output in result.outputs}
-        preempted = {one.request.request_id for one in self.scheduler.waiting}
-        assert owed <= told | preempted, "a stream was passed over"
-        if oldest is not None and oldest.request.request_id in self.live:
-            assert oldest in self.scheduler.running, "the oldest was preempted"
-            assert (oldest.num_computed, oldest.num_output) > progress
+            self.take(output)
+        told = {(output.request_id, output.choice) for output in result.outputs}
+        for one in streams:
+            assert (one.request.request_id, one.choice) in told or one.status is Status.WAITING, "passed over"
+        if best is not None and best.status is not Status.FINISHED:
+            assert best.status is Status.RUNNING, "the best was preempted"
+            assert (best.num_computed, best.num_output) > before
+        for event in result.events:
+            if event.kind is EventKind.CLEARED:
+                self.offered.clear()
+            else:
+                (self.offered.add if event.kind is EventKind.STORED else self.offered.remove)(event.hash)
+        assert self.offered == {self.scheduler.pool.hash_of(block) for block in range(self.scheduler.pool.total)} - {
+            None
+        }
+
+    def roomy(self) -> bool:
+        return self.scheduler.token_budget > len(self.scheduler.running)
+
+    def best(self, running: list[Sequence]) -> Sequence | None:
+        """The running sequence that nobody may displace, if there is one."""
+        if not running or not self.roomy():
+            return None
+        waiting = min((one.standing for one in self.scheduler.waiting), default=running[0].standing)
+        return running[0] if running[0].standing <= waiting else None
+
+    def take(self, output: Output) -> None:
+        open_choices = self.live[output.request_id]
+        assert output.choice in open_choices
+        assert output.cached_tokens < output.prompt_tokens
+        self.answers[output.request_id][output.choice].take(output)
+        if output.finish is not None:
+            open_choices.remove(output.choice)
+            if not open_choices:
+                del self.live[output.request_id]
 
     @invariant()
     def books_balance(self) -> None:
@@ -161,20 +217,23 @@ class Traffic(RuleBasedStateMachine):
             self.one_step()
         assert not self.live, "no end"
         assert self.engine.stats().blocks_used == 0
-        for name, outputs in self.outputs.items():
-            self.check_answer(self.requests[name], outputs)
+        for name, choices in self.answers.items():
+            expected = alone(self.requests[name])
+            assert sorted(choices) == list(range(len(expected)))
+            for choice, answer in choices.items():
+                self.check_answer(answer, expected[choice])
 
-    def check_answer(self, request: Request, outputs: list[Output]) -> None:
-        tokens, text, finish, stop_match, error = joined(outputs)
-        expected = solo(Request("solo", request.prompt, request.sampling, request.stopping))
-        room = self.engine.context_length - len(request.prompt)
-        if len(expected[0]) > room:  # this pool's context ended it
-            assert (tokens, finish) == (expected[0][:room], Finish.LENGTH)
+    def check_answer(self, answer: Answer, expected: Answer) -> None:
+        room = self.engine.context_length - expected.last.prompt_tokens
+        if len(expected.token_ids) > room:  # this pool's context ended it
+            assert (answer.token_ids, answer.finish) == (expected.token_ids[:room], Finish.LENGTH)
+            assert answer.logprobs == expected.logprobs[:room]
+            assert answer.prompt_logprobs == expected.prompt_logprobs
         else:
-            assert (tokens, text, finish, stop_match, error) == expected
+            assert answer.said == expected.said
 
 
 TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

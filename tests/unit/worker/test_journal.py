@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+
 import pytest
 
 from kvstore.jobs import Claim
 from octavo.v1 import inference_pb2, job_pb2
+from worker.draw import TokenLogprobs
 from worker.journal import Journal, request_of
 from worker.params import SamplingParams, StopParams
-from worker.sequence import Finish
+from worker.sequence import Finish, Request
 from worker.step import Output
 
 
-def make_job(request_id: str = "r1") -> job_pb2.Job:
-    job = job_pb2.Job(request_id=request_id, model="m", prompt_token_ids=[5, 6, 7], n=1, cache_salt="s")
+def make_job(request_id: str = "r1", n: int = 1) -> job_pb2.Job:
+    """Resolved, as the gateway leaves it."""
+    job = job_pb2.Job(request_id=request_id, model="m", prompt_token_ids=[5, 6, 7], n=n, cache_salt="s")
     job.sampling.temperature = 0.5
     job.sampling.top_p = 0.75
     job.sampling.top_k = 9
+    job.sampling.min_p = 0.25
     job.sampling.seed = 2**64 - 1
+    job.sampling.repetition_penalty = 1.5
+    job.sampling.presence_penalty = -0.5
+    job.sampling.frequency_penalty = 2.0
+    for token_id, bias in ((9, -1.5), (3, 2.0)):
+        job.sampling.logit_bias[token_id] = bias
     job.stopping.max_tokens = 4
+    job.stopping.min_tokens = 2
     job.stopping.stop.append("END")
+    job.stopping.stop_token_ids.extend([8, 2])
     job.stopping.ignore_eos = True
     return job
 
 
-def make_claim(request_id: str = "r1", *, attempt: int = 1, entry: str = "1-0", remaining: int | None = None) -> Claim:
-    return Claim(make_job(request_id), attempt, remaining, 12, "gw", entry)
+def make_claim(
+    request_id: str = "r1", *, n: int = 1, attempt: int = 1, entry: str = "1-0", remaining: int | None = None
+) -> Claim:
+    return Claim(make_job(request_id, n), attempt, remaining, 12, "gw", entry)
 
 
 def make_output(**changes: object) -> Output:
@@ -35,24 +50,59 @@ def make_output(**changes: object) -> Output:
         "start": 0,
         "token_ids": (11,),
         "text": "a",
-        "finish": None,
-        "stop_match": "",
-        "error": "",
         "cached_tokens": 2,
         "prompt_tokens": 3,
         "completion_tokens": 1,
-        "first": True,
     }
     return Output(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_a_job_becomes_a_request_with_every_parameter() -> None:
-    request = request_of(make_job())
-    assert request.request_id == "r1"
-    assert request.prompt == (5, 6, 7)
-    assert request.sampling == SamplingParams(temperature=0.5, top_p=0.75, top_k=9, seed=2**64 - 1)
-    assert request.stopping == StopParams(max_tokens=4, stop=("END",), ignore_eos=True)
-    assert request.salt == "s"
+    job = make_job(n=3)
+    job.stopping.include_stop = True
+    job.priority = -7
+    job.logprobs = 0
+    job.prompt_logprobs = 5
+    assert request_of(job) == Request(
+        "r1",
+        (5, 6, 7),
+        SamplingParams(
+            temperature=0.5,
+            top_p=0.75,
+            top_k=9,
+            min_p=0.25,
+            seed=2**64 - 1,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=2.0,
+            logit_bias=((3, 2.0), (9, -1.5)),
+        ),
+        StopParams(
+            max_tokens=4, min_tokens=2, stop=("END",), stop_token_ids=(8, 2), ignore_eos=True, include_stop=True
+        ),
+        salt="s",
+        n=3,
+        priority=-7,
+        logprobs=0,
+        prompt_logprobs=5,
+    )
+
+
+def test_what_a_job_leaves_out_is_off() -> None:
+    request = request_of(make_job(n=0))
+    assert (request.n, request.priority, request.logprobs, request.prompt_logprobs) == (1, 0, None, None)
+
+
+def test_every_field_of_a_job_reaches_the_engine() -> None:
+    """A field that is added to the messages is to be added here, and to what the engine can do."""
+    named = {field.name for message in (Request, SamplingParams, StopParams) for field in fields(message)}
+    renamed = {"prompt_token_ids": "prompt", "cache_salt": "salt"}
+    wire = {
+        field.name
+        for message in (job_pb2.Job, inference_pb2.Sampling, inference_pb2.Stopping)
+        for field in message.DESCRIPTOR.fields
+    }
+    assert {renamed.get(name, name) for name in wire} - {"model"} == named
 
 
 def test_the_first_delivery_carries_the_route_and_the_last_the_usage() -> None:
@@ -64,8 +114,7 @@ def test_the_first_delivery_carries_the_route_and_the_last_the_usage() -> None:
     assert first.route == inference_pb2.Route(worker="w0", cached_tokens=2, queue_ms=12, prefill_ms=250)
     assert not first.HasField("usage")
     last = journal.record(
-        make_output(start=1, token_ids=(12,), text="b", finish=Finish.LENGTH, completion_tokens=2, first=False),
-        now=101.0,
+        make_output(start=1, token_ids=(12,), text="b", finish=Finish.LENGTH, completion_tokens=2), now=101.0
     )
     assert last is not None
     assert not last.HasField("route")
@@ -74,24 +123,116 @@ def test_the_first_delivery_carries_the_route_and_the_last_the_usage() -> None:
     assert journal.running == {}
 
 
+def test_a_chunk_carries_all_that_an_output_has() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(n=2), now=0.0)
+    output = make_output(
+        choice=1,
+        finish=Finish.STOP,
+        stop_match="END",
+        stop_token=0,
+        logprobs=(TokenLogprobs(11, -0.5, ((12, -0.25), (11, -0.5))),),
+        prompt_logprobs=(TokenLogprobs(6, -2.0), TokenLogprobs(7, -math.inf)),
+    )
+    delivery = journal.record(output, now=1.0)
+    assert delivery is not None
+    chunk = delivery.chunk
+    assert (chunk.choice, chunk.finish, chunk.stop_match) == (1, inference_pb2.STOP, "END")
+    assert chunk.HasField("stop_token")
+    assert chunk.stop_token == 0
+    assert [(each.token_id, each.logprob, [(t.token_id, t.logprob) for t in each.top]) for each in chunk.logprobs] == [
+        (11, -0.5, [(12, -0.25), (11, -0.5)])
+    ]
+    assert [(each.token_id, each.logprob) for each in chunk.prompt_logprobs] == [(6, -2.0), (7, -math.inf)]
+
+
+def test_an_output_without_extras_has_a_chunk_without_them() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(), now=0.0)
+    delivery = journal.record(make_output(), now=1.0)
+    assert delivery is not None
+    assert delivery.chunk == inference_pb2.Chunk(token_ids=[11], text="a")
+
+
+# Several choices
+
+
+def test_a_job_runs_until_its_last_choice_has_ended() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(n=3), now=0.0)
+    assert journal.open_choices == 3
+    deliveries = [journal.record(make_output(choice=choice), now=1.0) for choice in (0, 2, 1)]
+    assert [one is not None and one.HasField("route") for one in deliveries] == [True, False, False]
+    for turn, choice in enumerate((1, 0, 2)):
+        last = journal.record(make_output(choice=choice, start=1, finish=Finish.LENGTH, completion_tokens=2), now=2.0)
+        assert last is not None
+        # The tokens of all choices so far.
+        assert last.usage == inference_pb2.Usage(
+            prompt_tokens=3, cached_tokens=2, completion_tokens=4 + turn, attempts=1
+        )
+        assert last.chunk.choice == choice
+        assert journal.open_choices == 2 - turn
+        assert ("r1" in journal.running) == (turn < 2)
+
+
+def test_failing_a_job_ends_the_choices_that_are_open() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(n=3), now=0.0)
+    journal.record(make_output(choice=0, token_ids=(1, 2)), now=1.0)
+    journal.record(make_output(choice=1, finish=Finish.STOP), now=1.0)
+    deliveries = journal.fail("r1", job_pb2.FAILURE_DEADLINE, "too late")
+    assert [one.chunk for one in deliveries] == [
+        inference_pb2.Chunk(choice=0, start=2, finish=inference_pb2.ERROR, error="too late"),
+        inference_pb2.Chunk(choice=2, start=0, finish=inference_pb2.ERROR, error="too late"),
+    ]
+    usage = inference_pb2.Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3, attempts=1)
+    assert [one.usage for one in deliveries] == [usage] * 2
+    assert {one.failure for one in deliveries} == {job_pb2.FAILURE_DEADLINE}
+    assert journal.running == {}
+    assert journal.fail("r1", job_pb2.FAILURE_DEADLINE, "too late") == []
+
+
+def test_a_job_is_kept_until_redis_has_taken_the_end_of_every_choice() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(n=3), now=0.0)
+    ends = []
+    for choice in (0, 1, 2):
+        end = journal.record(make_output(choice=choice, finish=Finish.STOP), now=1.0)
+        assert end is not None
+        ends.append(end)
+        if choice == 0:  # taken while the others go on
+            assert not journal.settle(end)
+    assert journal.holds(make_claim(n=3))
+    assert not journal.settle(ends[1])
+    assert not journal.settle(ends[1])
+    assert journal.holds(make_claim(n=3))
+    assert journal.settle(ends[2])
+    assert not journal.holds(make_claim(n=3))
+    assert not journal.settle(ends[2])
+
+
+def test_the_end_of_another_attempt_settles_nothing() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(), now=0.0)
+    old = journal.record(make_output(finish=Finish.STOP), now=1.0)
+    journal.open(make_claim(attempt=2), now=2.0)
+    new = journal.record(make_output(finish=Finish.STOP), now=3.0)
+    assert old is not None
+    assert new is not None
+    assert not journal.settle(old)
+    assert journal.holds(make_claim(attempt=2))
+    assert journal.settle(new)
+
+
+# What goes wrong
+
+
 def test_output_for_a_job_that_is_no_longer_held_is_not_delivered() -> None:
     journal = Journal("w0")
     journal.open(make_claim(), now=0.0)
     assert journal.drop("r1") is not None
     assert journal.record(make_output(), now=1.0) is None
     assert journal.drop("r1") is None
-
-
-def test_failing_a_job_continues_its_index_and_counts_its_tokens() -> None:
-    journal = Journal("w0")
-    journal.open(make_claim(), now=0.0)
-    journal.record(make_output(token_ids=(1, 2)), now=1.0)
-    delivery = journal.fail("r1", job_pb2.FAILURE_DEADLINE, "too late")
-    assert delivery is not None
-    assert delivery.failure == job_pb2.FAILURE_DEADLINE
-    assert delivery.chunk == inference_pb2.Chunk(start=2, finish=inference_pb2.ERROR, error="too late")
-    assert delivery.usage == inference_pb2.Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=2, attempts=1)
-    assert journal.fail("r1", job_pb2.FAILURE_DEADLINE, "too late") is None
 
 
 def test_an_engine_error_is_an_internal_failure() -> None:
@@ -140,5 +281,5 @@ def test_a_job_whose_end_is_not_committed_yet_is_not_taken_again() -> None:
     assert last is not None
     assert journal.running == {}
     assert journal.holds(make_claim())
-    journal.settle(last)
+    assert journal.settle(last)
     assert not journal.holds(make_claim())

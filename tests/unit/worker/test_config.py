@@ -1,0 +1,45 @@
+"""A worker's flags, and the engine that they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from worker.__main__ import command, config_of
+
+if TYPE_CHECKING:
+    from worker.config import WorkerConfig
+
+
+def config(*arguments: str) -> WorkerConfig:
+    context = command.make_context("worker", list(arguments))
+    return config_of(context.params)
+
+
+def test_the_defaults() -> None:
+    default = config("--id", "w0")
+    assert (default.kv_tokens, default.block_size, default.num_blocks) == (32768, 16, 2048)
+    assert (default.cache_tokens, default.cache_blocks) == (None, None)
+    assert (default.step_tokens, default.chunk_tokens, default.max_running) == (512, 256, 32)
+
+
+def test_cached_tokens_are_bounded_in_whole_blocks() -> None:
+    given = config("--cache-tokens", "100", "--block-size", "16", "--chunk-tokens", "64")
+    assert (given.cache_tokens, given.cache_blocks, given.chunk_tokens) == (100, 6, 64)
+    assert config("--cache-tokens", "0").cache_blocks == 0
+
+
+def test_the_environment_sets_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE_TOKENS", "512")
+    monkeypatch.setenv("OCTAVO_CHUNK_TOKENS", "32")
+    given = config("--cache", "/somewhere")
+    assert (given.cache_tokens, given.chunk_tokens, given.cache_dir) == (512, 32, Path("/somewhere"))
+
+
+@pytest.mark.parametrize("arguments", [("--cache-tokens", "-1"), ("--chunk-tokens", "0"), ("--block-size", "12")])
+def test_what_makes_no_sense_is_refused(arguments: tuple[str, str]) -> None:
+    with pytest.raises(click.BadParameter):
+        config(*arguments)

@@ -1,0 +1,252 @@
+"""What goes wrong inside a step: only what fails alone fails, and nothing of it is left."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.unit.worker.engine_run import (
+    BS,
+    Answers,
+    engine_of,
+    engine_over,
+    finish_all,
+    prompt_of,
+    request,
+    run,
+    run_choices,
+    solo,
+    step,
+)
+from tests.unit.worker.paged_model import NAN, POISON, PagedModel
+from worker.params import SamplingParams
+from worker.sequence import Finish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker.step import StepRow
+
+
+def test_a_poisonous_request_fails_alone_and_is_found_by_halving() -> None:
+    engine, model = engine_of()
+    good = [request(f"g{index}", prompt_of(7, seed=index)) for index in range(7)]
+    for one in (*good[:5], request("bad", [*prompt_of(5, seed=9), POISON, 9]), *good[5:]):
+        engine.add(one)
+    answers: Answers = {}
+    first = step(engine, answers)
+    # Eight of them; the halves that went well went on.
+    assert [len(rows) for rows in model.steps] == [8, 4, 4, 2, 1, 1, 2]
+    assert [type(failure).__name__ for failure in first.failures] == ["PoisonError"] * 4
+    assert (first.stats.sequences, first.stats.running) == (8, 7)
+    finish_all(engine, answers)
+    for one in good:
+        assert answers[one.request_id, 0].said == solo(one).said
+    failed = answers["bad", 0]
+    assert (failed.finish, failed.last.error, failed.token_ids) == (Finish.ERROR, "PoisonError: position 5", [])
+
+
+def test_a_poisonous_request_alone_in_its_step_fails_without_a_retry() -> None:
+    engine, model = engine_of()
+    engine.add(request("bad", [*prompt_of(5), POISON]))
+    result = step(engine)
+    assert [output.finish for output in result.outputs] == [Finish.ERROR]
+    assert len(model.steps) == len(result.failures) == 1
+    assert not engine.has_work
+    assert run(engine, request("good", prompt_of(5)))[0].finish is Finish.LENGTH
+
+
+def test_a_poisonous_end_of_a_long_prompt_leaves_its_beginning_usable() -> None:
+    engine, _ = engine_of(token_budget=8)
+    beginning = prompt_of(16)
+    (bad,) = run(engine, request("bad", [*beginning, POISON]))
+    assert bad.finish is Finish.ERROR
+    (good,) = run(engine, request("good", [*beginning, 9]))
+    assert good.last.cached_tokens == 16
+    assert good.said == solo(request("good", [*beginning, 9])).said
+
+
+# Memory
+
+
+def test_running_out_of_memory_together_is_no_reason_to_fail_alone() -> None:
+    engine, model = engine_of(most_rows=1)
+    asked = [request(f"r{index}", prompt_of(7, seed=index)) for index in range(3)]
+    for one in asked:
+        engine.add(one)
+    answers: Answers = {}
+    first = step(engine, answers)
+    assert [type(failure).__name__ for failure in first.failures] == ["OutOfMemoryError"] * 2
+    assert [len(rows) for rows in model.steps] == [3, 1, 2, 1, 1]
+    finish_all(engine, answers)
+    assert [answers[one.request_id, 0].said for one in asked] == [solo(one).said for one in asked]
+
+
+def test_a_prompt_that_is_too_much_at_once_is_computed_in_parts() -> None:
+    engine, model = engine_of(most_tokens=5)
+    asked = request("a", prompt_of(19), prompt_logprobs=2, logprobs=2)
+    (answer,) = run(engine, asked)
+    assert answer.said == solo(asked).said
+    # Halved in the step, and the steps that follow are smaller.
+    assert [len(rows[0].token_ids) for rows in model.steps[:8]] == [19, 9, 4, 15, 7, 3, 12, 6]
+
+
+def test_steps_shrink_after_running_out_of_memory_and_grow_again() -> None:
+    engine, model = engine_of(700, most_tokens=40, context_length=2800)
+    engine.add(request("a", prompt_of(2400), max_tokens=1))
+    tried: list[int] = []
+    while engine.has_work:
+        step(engine)
+        tried.append(len(model.steps[-1][0].token_ids))
+        if len(tried) == 3:
+            model.most_tokens = 9999
+    assert tried == [32] * 65 + [64] * 5
+
+
+def test_running_out_of_memory_alone_fails() -> None:
+    engine, model = engine_of(most_rows=0)
+    answers = run(engine, request("a", prompt_of(3)), request("b", prompt_of(3, seed=1)))
+    assert [answer.finish for answer in answers] == [Finish.ERROR] * 2
+    assert answers[0].last.error == "OutOfMemoryError: 1 rows of 1 tokens don't fit"
+    model.most_rows = 9
+    assert run(engine, request("a", prompt_of(3)))[0].finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("failure", "parts"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("not enough memory"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_counts_as_running_out_of_memory(failure: Exception, parts: bool) -> None:
+    @dataclass
+    class Full(PagedModel):
+        def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+            if len(rows[0].token_ids) > 1:
+                raise failure
+            return super().forward(rows)
+
+    answer = run(engine_over(Full(8, BS)), request("a", prompt_of(3)))[0]
+    assert (answer.finish is Finish.LENGTH) == parts
+    assert (answer.finish is Finish.ERROR) != parts
+
+
+def test_a_failed_passs_tensors_are_gone_before_the_next_is_tried() -> None:
+    alive: list[int] = []
+
+    @dataclass
+    class Leaky(PagedModel):
+        seen: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+        def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+            alive.append(sum(ref() is not None for ref in self.seen))
+            activations = torch.zeros(1000)
+            self.seen.append(weakref.ref(activations))
+            if len(rows) > 1:
+                try:
+                    raise torch.OutOfMemoryError("inside")
+                except RuntimeError as failure:
+                    raise RuntimeError("can't allocate memory") from failure
+            return super().forward(rows)
+
+    engine = engine_over(Leaky(64, BS))
+    for index in range(4):
+        engine.add(request(f"r{index}", prompt_of(5, seed=index)))
+    gc.disable()  # nothing may depend on it
+    try:
+        result = engine.step()
+    finally:
+        gc.enable()
+    assert len(result.failures) == 3
+    assert alive == [0] * 7
+
+
+# Copies
+
+
+def copied_badly(num_blocks: int, *, bad: int) -> PagedModel:
+    @dataclass
+    class Careless(PagedModel):
+        tries: int = 0
+
+        def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+            self.tries += 1
+            if any(target == bad for _, target in pairs) or len(pairs) > 2:
+                raise RuntimeError("can't copy")
+            super().copy_blocks(pairs)
+
+    return Careless(num_blocks, BS)
+
+
+def test_a_copy_that_fails_ends_only_the_request_that_needs_it() -> None:
+    model = copied_badly(32, bad=-1)
+    engine = engine_over(model)
+    asked = [request(f"r{index}", prompt_of(8, seed=index), max_tokens=3) for index in range(4)]
+    expected = [answer.said for answer in run(engine, *asked)]
+    # All prompts are cached whole now: each takes a copy of its last block, more than go at once.
+    assert [answer.said for answer in run(engine, *asked)] == expected
+
+
+def test_a_block_that_nothing_was_copied_to_is_not_computed_on() -> None:
+    for bad in range(16):
+        engine = engine_over(copied_badly(16, bad=bad))
+        answers = run_choices(engine, request("a", prompt_of(6), n=3, sampling=SamplingParams(seed=1), max_tokens=4))
+        failed = [answer.last.error for answer in answers if answer.finish is Finish.ERROR]
+        assert failed in ([], ["RuntimeError: can't copy"] * 3)
+        engine.check_integrity()
+        again = run(engine, request("b", prompt_of(3, seed=5), max_tokens=2))[0]
+        assert again.finish is Finish.LENGTH
+
+
+# Bad logits
+
+
+def test_logits_that_are_no_numbers_end_their_row_only() -> None:
+    engine, _ = engine_of()
+    good = request("good", prompt_of(7))
+    bad = request("bad", [*prompt_of(9, seed=1), NAN], logprobs=3)  # E06
+    answers = run(engine, good, bad)
+    assert answers[0].said == solo(good).said
+    assert (answers[1].finish, answers[1].last.error) == (Finish.ERROR, "non-finite logits")
+
+
+def test_pages_behind_bad_logits_are_offered_to_nobody() -> None:
+    engine, _ = engine_of(token_budget=8)
+    beginning = prompt_of(12)
+    run(engine, request("bad", [*beginning, NAN]))
+    assert engine.stats().blocks_cached == 0
+    (good,) = run(engine, request("good", [*beginning, 9]))
+    assert good.last.cached_tokens == 0
+
+
+def test_bad_logits_inside_a_prompt_whose_log_probabilities_are_wanted_end_the_request() -> None:
+    engine, _ = engine_of(token_budget=4)
+    good = request("good", prompt_of(7), prompt_logprobs=0)
+    bad = request("bad", [*prompt_of(5, seed=1), NAN, *prompt_of(9, seed=2)], prompt_logprobs=1, n=2)
+    engine.add(good)
+    engine.add(bad)
+    answers = finish_all(engine)
+    assert answers["good", 0].said == solo(good).said
+    failed = [answers["bad", choice] for choice in range(2)]
+    assert [(one.last.error, one.prompt_logprobs) for one in failed] == [("non-finite logits", [])] * 2
+
+
+def test_logits_of_the_wrong_shape_are_the_models_failure() -> None:
+    @dataclass
+    class Wrong(PagedModel):
+        def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+            return super().forward(rows)[:, :-1]
+
+    (answer,) = run(engine_over(Wrong(8, BS)), request("a", prompt_of(3)))
+    assert answer.last.error == "RuntimeError: the model returned logits of shape (1, 63) instead of (1, 64)"

@@ -1,0 +1,55 @@
+"""What a worker counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvstore.block_hash import root
+from tests.unit.worker.engine_run import engine_of, prompt_of, request, run
+from worker.block_pool import Event, EventKind
+from worker.metrics import WorkerMetrics
+
+HASH = root("model", 16, "")
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def test_gauges_are_the_engines_figures_and_counters_follow_its_totals(registry: CollectorRegistry) -> None:
+    metrics = WorkerMetrics(registry)
+    engine, _ = engine_of()
+    for _ in range(2):
+        run(engine, request("a", prompt_of(9)))
+        metrics.engine(engine.stats())
+    stats = engine.stats()
+    assert registry.get_sample_value("octavo_pool_blocks", {"state": "cached"}) == stats.blocks_cached == 4
+    assert registry.get_sample_value("octavo_prefix_tokens_total", {"result": "queried"}) == 18
+    assert registry.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"}) == 8
+    metrics.engine(replace(stats, preemptions=3))
+    metrics.engine(replace(stats, preemptions=5))
+    assert registry.get_sample_value("octavo_preemptions_total") == 5
+
+
+def test_events_of_the_pool_are_counted_by_kind(registry: CollectorRegistry) -> None:
+    metrics = WorkerMetrics(registry)
+    stored, evicted = Event(EventKind.STORED, HASH), Event(EventKind.EVICTED, HASH)
+    metrics.events([stored, stored, evicted])
+    metrics.events([])
+    metrics.events([stored, Event(EventKind.CLEARED)])
+    counted = {kind: registry.get_sample_value("octavo_pool_events_total", {"kind": kind.value}) for kind in EventKind}
+    assert counted == {EventKind.STORED: 3, EventKind.EVICTED: 1, EventKind.CLEARED: 1}
+
+
+def test_a_step_is_measured(registry: CollectorRegistry) -> None:
+    metrics = WorkerMetrics(registry)
+    engine, _ = engine_of()
+    engine.add(request("a", prompt_of(9), n=2, max_tokens=1))
+    metrics.step(engine.step().stats, 0.5)
+    assert registry.get_sample_value("octavo_step_seconds_sum") == 0.5
+    assert registry.get_sample_value("octavo_step_tokens_sum") == 9
+    assert registry.get_sample_value("octavo_step_sequences_sum") == 1

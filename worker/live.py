@@ -1,0 +1,149 @@
+"""Requests that are being answered: each choice's text, how it ends, and what is told of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker.block_pool import IntegrityError
+from worker.draw import Draw
+from worker.penalties import TokenCounts
+from worker.sequence import Finish
+from worker.step import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker.detokenize import TextStream
+    from worker.draw import Drawn, TokenLogprobs
+    from worker.params import StopParams
+    from worker.sequence import Request, Sequence
+
+NONE: frozenset[int] = frozenset()
+
+
+class LiveRequest:
+    """A request with the choices that are still open. They outlive preemptions.
+
+    The prompt is computed once, as choice 0's. All choices draw their first tokens from its last row of logits; only
+    then are there sequences for the others.
+    """
+
+    __slots__ = ("_text_stream", "banned", "choices", "ends", "prompt_logprobs", "request", "unforked")
+
+    def __init__(
+        self, request: Request, eos_token_ids: frozenset[int], text_stream: Callable[[StopParams], TextStream]
+    ) -> None:
+        stopping = request.stopping
+        self.request = request
+        self.ends = frozenset(stopping.stop_token_ids) | (NONE if stopping.ignore_eos else eos_token_ids)
+        """Tokens that end a choice, and can't be chosen before ``min_tokens``."""
+        self.choices: dict[int, LiveChoice] = {}
+        self.unforked = range(1, request.n)
+        """Choices that have no sequence yet."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """As far as they are computed, and until they have been told."""
+        self._text_stream = text_stream
+
+    def open(self, sequence: Sequence) -> LiveChoice:
+        """Begin the choice of a sequence, at its first token."""
+        choice = LiveChoice(self, sequence, self._text_stream(self.request.stopping))
+        self.choices[sequence.choice] = choice
+        return choice
+
+    def fail(self, error: str) -> list[Output]:
+        """The last outputs, one for each choice that has not ended."""
+        parent = next(iter(self.choices.values())).sequence
+        outputs = [choice.fail(error) for choice in self.choices.values()]
+        return outputs + [_last(parent, number, 0, "", "", error) for number in self.unforked]
+
+    def check_integrity(self) -> None:
+        """Between steps: raise IntegrityError unless the choices' accounts agree with their sequences."""
+        if not self.choices or not {*self.choices}.isdisjoint(self.unforked):
+            raise IntegrityError(f"{self.request.request_id!r} has choices {[*self.choices]}")
+        for number, choice in self.choices.items():
+            sequence = choice.sequence
+            if sequence.request is not self.request or sequence.choice != number or choice.owner is not self:
+                raise IntegrityError(f"{sequence} is not choice {number} of {self.request.request_id!r}")
+            if self.unforked and sequence.num_output:
+                raise IntegrityError(f"{sequence} goes on without the other choices")
+            if not sequence.num_output and len(self.prompt_logprobs) != sequence.scored:
+                raise IntegrityError(f"{sequence} has {len(self.prompt_logprobs)} log-probabilities of its prompt")
+
+
+class LiveChoice:
+    """One choice with the text made from its tokens."""
+
+    __slots__ = ("counts", "owner", "sequence", "text")
+
+    def __init__(self, owner: LiveRequest, sequence: Sequence, text: TextStream) -> None:
+        self.owner = owner
+        self.sequence = sequence
+        self.text = text
+        self.counts = TokenCounts(owner.request.prompt) if owner.request.sampling.penalizes else None
+
+    def draws(self, row: int) -> list[Draw]:
+        """What is to be drawn from a row of logits: the next token, or everybody's first one."""
+        request, position = self.owner.request, self.sequence.num_output
+        banned = self.owner.ends if position < request.stopping.min_tokens else NONE
+        numbers = (self.sequence.choice, *self.owner.unforked)
+        return [
+            Draw(row, request.sampling, number, position, self.counts, banned, request.logprobs) for number in numbers
+        ]
+
+    def append(self, drawn: Drawn, context_length: int) -> Output:
+        """Take the next token, and tell what follows from it."""
+        token = drawn.token_id
+        assert token is not None
+        sequence, stopping = self.sequence, self.owner.request.stopping
+        sequence.tokens.append(token)
+        if self.counts is not None:
+            self.counts.add(token)
+        finish, stop_token = None, None
+        if token in self.owner.ends:
+            text = self.text.finish(token)
+            finish, stop_token = Finish.STOP, token
+        else:
+            text = self.text.push((token,))
+            if self.text.stop_match:
+                finish = Finish.STOP
+            elif sequence.num_output >= stopping.max_tokens or sequence.num_tokens >= context_length:
+                text += self.text.finish()
+                # What was held back may turn out to complete a stop string at the very end.
+                finish = Finish.STOP if self.text.stop_match else Finish.LENGTH
+        prompt_logprobs = tuple(self.owner.prompt_logprobs)
+        self.owner.prompt_logprobs.clear()
+        return Output(
+            request_id=sequence.request.request_id,
+            choice=sequence.choice,
+            start=sequence.num_output - 1,
+            token_ids=(token,),
+            text=text,
+            finish=finish,
+            stop_match=self.text.stop_match,
+            stop_token=stop_token,
+            logprobs=() if drawn.logprobs is None else (drawn.logprobs,),
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=sequence.cached_tokens or 0,
+            prompt_tokens=sequence.num_prompt,
+            completion_tokens=sequence.num_output,
+        )
+
+    def fail(self, error: str) -> Output:
+        """Tell what was held back, and that there is no more."""
+        text = self.text.finish()
+        return _last(self.sequence, self.sequence.choice, self.sequence.num_output, text, self.text.stop_match, error)
+
+
+def _last(sequence: Sequence, choice: int, num_output: int, text: str, stop_match: str, error: str) -> Output:
+    return Output(
+        request_id=sequence.request.request_id,
+        choice=choice,
+        start=num_output,
+        text=text,
+        finish=Finish.ERROR,
+        stop_match=stop_match,
+        error=error,
+        cached_tokens=sequence.cached_tokens or 0,
+        prompt_tokens=sequence.num_prompt,
+        completion_tokens=num_output,
+    )
