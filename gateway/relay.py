@@ -232,16 +232,20 @@ class Stream:
         record = await self._record()
         if record.state is JobState.ENDED or self._place.behind(record.next, record.ends):
             await self._refill()
-            if record.state is JobState.ENDED and not self._place.ended:
+            if record.state is JobState.ENDED and not (self._place.ended or self._place.stale):
                 raise JobLost("the job has ended and its output is no longer kept")
 
     async def _refill(self) -> None:
+        """Takes one page of the log. If there are more, they are read when the reader has taken what this one brought:
+        the answers of a job may be far larger than a reader should cost."""
         self._relay.refills += 1
         # Before the read: what the doorbell brings meanwhile may make it stale anew.
         self._place.stale = False
-        entries, self._log_id = await token_log.read(self._broker, self.request_id, self._log_id)
+        entries, self._log_id, more = await token_log.read_page(self._broker, self.request_id, self._log_id)
         self._relay.malformed += self._place.refill(entries)
-        if self._place.outside is not None:
+        if more:
+            self._place.stale = not self._place.ended
+        elif self._place.outside is not None:
             record = await self._record()
             self._place.complete(record.next, usage_of(record))
         elif not entries:

@@ -31,7 +31,8 @@ of a whole prompt."""
 MAX_PUBLISHED = 8 * 2**20
 """Bytes that are published together, a last delivery above that included: well below MAX_BYTES."""
 
-_PAGE = 512
+PAGE = 512
+"""Entries that are read at once."""
 
 
 def encode(deliveries: Iterable[job_pb2.Delivery]) -> bytes:
@@ -73,26 +74,35 @@ def decode_or_count(broker: Broker, data: bytes) -> list[job_pb2.Delivery]:
 
 
 async def read(broker: Broker, request_id: str, last_id: bytes = b"0") -> tuple[list[job_pb2.Delivery], bytes]:
-    """What the log holds after the entry ``last_id``, in order, and the id to go on from.
+    """All that the log holds after the entry ``last_id``, in order, and the id to go on from. Raises as
+    ``read_page``."""
+    deliveries: list[job_pb2.Delivery] = []
+    more = True
+    while more:
+        page, last_id, more = await read_page(broker, request_id, last_id)
+        deliveries += page
+    return deliveries, last_id
+
+
+async def read_page(broker: Broker, request_id: str, last_id: bytes) -> tuple[list[job_pb2.Delivery], bytes, bool]:
+    """What the next PAGE entries after ``last_id`` hold, in order, the id to go on from, and whether there may be more.
 
     Entries that do not parse, or name another request, are skipped and counted in ``broker.malformed``. Raises
     BrokerError.
     """
     key = broker.keys.log(request_id)
     deliveries: list[job_pb2.Delivery] = []
-    while True:
-        page: list[tuple[bytes, dict[bytes, bytes] | None]] = await broker.call(
-            "XRANGE", key, b"(" + last_id, "+", "COUNT", _PAGE
-        )
-        for entry_id, fields in page:
-            last_id = entry_id
-            try:
-                deliveries.append(_only(decode((fields or {}).get(FIELD, b"")), request_id))
-            except MalformedValue as error:
-                broker.malformed += 1
-                logger.debug("skipped %s of %s: %s", entry_id, key, error)
-        if len(page) < _PAGE:
-            return deliveries, last_id
+    page: list[tuple[bytes, dict[bytes, bytes] | None]] = await broker.call(
+        "XRANGE", key, b"(" + last_id, "+", "COUNT", PAGE
+    )
+    for entry_id, fields in page:
+        last_id = entry_id
+        try:
+            deliveries.append(_only(decode((fields or {}).get(FIELD, b"")), request_id))
+        except MalformedValue as error:
+            broker.malformed += 1
+            logger.debug("skipped %s of %s: %s", entry_id, key, error)
+    return deliveries, last_id, len(page) == PAGE
 
 
 def _only(found: list[job_pb2.Delivery], request_id: str) -> job_pb2.Delivery:

@@ -120,6 +120,24 @@ async def test_the_same_id_and_payload_attaches_and_replays(worker: ScriptedWork
     assert [queue.undelivered + queue.pending for queue in await worker.jobs.queues()] == [0]
 
 
+@pytest.mark.parametrize("entries", [511, 512, 513, 1024])
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_long_outputs_are_replayed_page_by_page(
+    worker: ScriptedWorker, client: Client, entries: int, cancelled: bool
+) -> None:
+    """A log is read in pages of 512 entries. Its last entry ends the job."""
+    first = client.generate(request("r1", max_tokens=2000))
+    (claim,) = await worker.claim()
+    await worker.commit(*(chunk(claim, index, [index % 300]) for index in range(entries - 1)))
+    if cancelled:
+        await worker.jobs.cancel("r1")
+    else:
+        await worker.commit(chunk(claim, entries - 1, [], finish=inference_pb2.STOP))
+    expected = [index % 300 for index in range(entries - 1)]
+    assert tokens(await asyncio.wait_for(collect(first), 5)) == expected
+    assert tokens(await asyncio.wait_for(collect(client.generate(request("r1", max_tokens=2000))), 5)) == expected
+
+
 async def test_an_id_that_another_payload_has_is_refused_and_its_job_goes_on(
     worker: ScriptedWorker, client: Client
 ) -> None:
