@@ -30,7 +30,7 @@ async def commit(
             raise ValueError(f"request {delivery.request_id}: a chunk with neither tokens nor finish")
     keys = broker.keys
     answers: list[Any] = []
-    for batch in _batches(deliveries):
+    for batch in batches(deliveries):
         names = [keys.jobs(worker), keys.load(worker, incarnation)]
         args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms]
         for delivery, data in batch:
@@ -46,7 +46,7 @@ async def commit(
     return [_OUTCOMES[answer] for answer in answers]
 
 
-def _batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_pb2.Delivery, bytes]]]:
+def batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_pb2.Delivery, bytes]]]:
     """All of them in one, unless what a gateway gets in one message would be too long."""
     batch: list[tuple[job_pb2.Delivery, bytes]] = []
     size = 0

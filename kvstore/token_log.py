@@ -29,7 +29,7 @@ MAX_BYTES = 16 * 2**20
 of a whole prompt."""
 
 MAX_PUBLISHED = 8 * 2**20
-"""Bytes that are published together, a last delivery above that included: well below MAX_BYTES."""
+"""Bytes that are published together, at most; a single delivery may be longer."""
 
 PAGE = 512
 """Entries that are read at once."""
