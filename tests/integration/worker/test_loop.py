@@ -5,174 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-from prometheus_client import CollectorRegistry
-
-from kvstore import token_log
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
-from kvstore.jobs import Finished, Jobs, JobState, Submitted
-from kvstore.registry import Registry, new_incarnation
+from kvstore.jobs import Finished, JobState, Submitted
+from kvstore.registry import Registry
 from octavo.v1 import inference_pb2, job_pb2
-from tests.support.tiny_model import save_tiny_llama
+from tests.integration.worker.one_worker import GATEWAY, LONG, OTHER_GATEWAY, Fleet, joined, running_worker
 from tests.support.waiting import until
-from worker import assemble
-from worker.config import WorkerConfig
 from worker.errors import LeaseLostError, StuckError
-from worker.loop import WorkerLoop
-from worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
+
+    import pytest
 
     from kvstore.client import Broker
     from worker.sequence import Request
     from worker.step import StepOutput
-
-GATEWAY = "00000000000000aa"
-OTHER_GATEWAY = "00000000000000bb"
-LONG = 480
-
-
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
-
-
-class Fleet:
-    """One running worker, and what a gateway would do to it."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        worker: assemble.Assembled,
-        loop: WorkerLoop,
-        running: asyncio.Task[None],
-        metrics: CollectorRegistry,
-    ) -> None:
-        self.broker = broker
-        self.jobs = Jobs(broker)
-        self.worker = worker
-        self.loop = loop
-        self.running = running
-        self.metrics = metrics
-
-    async def submit(
-        self,
-        request_id: str,
-        prompt: list[int],
-        max_tokens: int,
-        *,
-        seed: int | None = None,
-        deadline_ms: int | None = None,
-        gateway: str = GATEWAY,
-    ) -> Submitted:
-        job = job_pb2.Job(request_id=request_id, model="tiny", prompt_token_ids=prompt, n=1)
-        job.sampling.temperature = 0.0 if seed is None else 1.0
-        job.sampling.top_p = 1.0
-        job.sampling.seed = seed or 0
-        job.stopping.max_tokens = max_tokens
-        job.stopping.ignore_eos = True
-        return await self.jobs.submit(
-            job,
-            digest=request_id.encode(),
-            worker=self.worker.info.id,
-            worker_incarnation=self.worker.info.incarnation,
-            gateway=gateway,
-            deadline_ms=deadline_ms,
-            max_queue=64,
-        )
-
-    async def log(self, request_id: str) -> list[job_pb2.Delivery]:
-        deliveries, _ = await token_log.read(self.broker, request_id)
-        return deliveries
-
-    async def ended(self, request_id: str) -> list[job_pb2.Delivery]:
-        """The whole log, once the job has ended."""
-
-        async def has_ended() -> bool:
-            record = await self.jobs.get(request_id)
-            return record is not None and record.state is JobState.ENDED
-
-        await until(has_ended, within_s=20)
-        return await self.log(request_id)
-
-    async def tokens(self, request_id: str, at_least: int) -> None:
-        """Returns once the job has produced so many tokens."""
-
-        async def enough() -> bool:
-            return sum(len(d.chunk.token_ids) for d in await self.log(request_id)) >= at_least
-
-        await until(enough, within_s=20)
-
-    async def idle(self) -> None:
-        """Returns once the engine has given every block back."""
-
-        async def nothing_held() -> bool:
-            engine = self.worker.engine
-            return not engine.has_work and engine.stats().blocks_used == 0
-
-        await until(nothing_held, within_s=5)
-        self.worker.engine.check_integrity()
-
-
-@asynccontextmanager
-async def running_worker(
-    broker: Broker,
-    model_dir: Path,
-    tmp_path: Path,
-    *,
-    max_running: int = 8,
-    grace: float = 10.0,
-    orphan_grace: float = 10.0,
-    ends_with: type[Exception] | None = None,
-) -> AsyncIterator[Fleet]:
-    """A worker that drains at the end, or, with `ends_with`, has been made to fail by then."""
-    config = WorkerConfig(
-        id="w0",
-        broker=BrokerConfig("unused"),
-        model=str(model_dir),
-        model_name="tiny",
-        dtype="float32",
-        device="cpu",
-        cache_dir=tmp_path,
-        kv_tokens=2048,
-        max_running=max_running,
-        step_tokens=64,
-        threads=1,
-        grace=grace,
-        orphan_grace=orphan_grace,
-    )
-    worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), "", lambda _: None)
-    await Registry(broker).register(worker.info)
-    await Registry(broker).renew_gateway(GATEWAY)
-    metrics = CollectorRegistry()
-    loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics))
-    running = asyncio.create_task(loop.run())
-    try:
-        yield Fleet(broker, worker, loop, running, metrics)
-    finally:
-        loop.drain()
-        async with asyncio.timeout(20):
-            if ends_with is None:
-                await running
-            else:
-                with pytest.raises(ends_with):
-                    await running
-
-
-def joined(log: list[job_pb2.Delivery]) -> list[int]:
-    """All token ids, after checking that indexes are contiguous and that there is one terminal delivery, at the end."""
-    tokens: list[int] = []
-    for delivery in log:
-        assert delivery.chunk.start == len(tokens)
-        tokens += delivery.chunk.token_ids
-    assert [bool(d.chunk.finish) for d in log] == [False] * (len(log) - 1) + [True]
-    return tokens
 
 
 async def test_batched_answers_equal_solo_answers(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
@@ -194,7 +45,7 @@ async def test_batched_answers_equal_solo_answers(broker: Broker, model_dir: Pat
         await fleet.idle()
         assert fleet.metrics.get_sample_value("octavo_jobs_total", {"outcome": "length"}) == 16
         assert fleet.metrics.get_sample_value("octavo_worker_sequences", {"state": "running"}) == 0
-        assert fleet.metrics.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"}) > 0
+        assert fleet.metrics.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"})
 
 
 async def test_a_cancelled_job_stops_and_frees_its_blocks(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
