@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvstore.block_hash import BlockHash
     from worker.block_pool import BlockPool
     from worker.line import Announcements, Line
     from worker.plan import Plan
@@ -32,13 +31,11 @@ class Admission(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """The first of the line had no room, and has none while all this stands."""
+    """The first of the line had no room."""
 
     sequence: Sequence
     returns: int
     """``BlockPool.returns`` then."""
-    wanted: BlockHash | None
-    """The first of its blocks that was not offered."""
 
 
 class Admissions:
@@ -62,10 +59,6 @@ class Admissions:
         self._max_running = max_running
         self._blocked: Blocked | None = None
 
-    def reconsider(self) -> None:
-        """Something else has changed than the pool: look at the first of the line again, blocked or not."""
-        self._blocked = None
-
     def next(self, plan: Plan, before: Sequence | None) -> Admission | None:
         """The next one to come in, of those with a better standing than ``before``. Closes the plan if none can."""
         # Those that were passed over in this step are at the front, and stay there.
@@ -88,8 +81,8 @@ class Admissions:
         if awaited is not None and awaited in self._announcements and not self._pool.offers(awaited):
             return None
         sequence.awaits = None
-        if sequence in plan.victims or self._is_blocked(sequence):
-            return None
+        if self._blocked == (sequence, self._pool.returns):
+            return None  # while no block comes back there is only less and less room
         missing_slots = len(self._running) + plan.passed + 1 - self._max_running
         if missing_slots > 0 and next(self._displaceable(sequence), None) is None:
             return None
@@ -104,21 +97,10 @@ class Admissions:
             fitting = self._fit(sequence, hits, room)
             if fitting is not None:
                 return Admission(sequence, fitting, [])
-        admission = self._displace(sequence, hits, room, missing_slots, plan)
+        admission = self._displace(sequence, hits, room, missing_slots)
         if admission is None and not plan.passed:
-            wanted = sequence.hashes[len(hits)] if len(hits) < usable else None
-            self._blocked = Blocked(sequence, self._pool.returns, wanted)
+            self._blocked = Blocked(sequence, self._pool.returns)
         return admission
-
-    def _is_blocked(self, sequence: Sequence) -> bool:
-        """Whether nothing has changed since the sequence lacked room. Blocks only go while none comes back."""
-        blocked = self._blocked
-        return (
-            blocked is not None
-            and blocked.sequence is sequence
-            and blocked.returns == self._pool.returns
-            and (blocked.wanted is None or not self._pool.offers(blocked.wanted))
-        )
 
     def _usable(self, sequence: Sequence) -> int:
         """How many of its first blocks may be hits.
@@ -166,15 +148,12 @@ class Admissions:
             if victim.request.priority < sequence.request.priority and victim.displacements < MAX_DISPLACEMENTS:
                 yield victim
 
-    def _displace(
-        self, sequence: Sequence, hits: list[int], room: int, missing_slots: int, plan: Plan
-    ) -> Admission | None:
+    def _displace(self, sequence: Sequence, hits: list[int], room: int, missing_slots: int) -> Admission | None:
         """Its admission in the place of others; None, when even all that it may displace have too little."""
         victims: list[Sequence] = []
         released: Counter[int] = Counter()
         for victim in self._displaceable(sequence):
             victims.append(victim)
-            room += plan.owed_by(victim)
             for block in victim.held():
                 released[block] += 1
                 # A hit is counted as used by the victim already, which is as good as available.

@@ -62,8 +62,6 @@ class Plan:
         """Waiting sequences that wait for a prefix while others behind them may come in."""
         self.closed = False
         """Nobody else comes in during this step."""
-        self.victims: set[Sequence] = set()
-        """Those that lost their place in this step."""
         self._prompt_budget = prompt_budget
         self._scores = logit_rows
         self._parts: dict[Sequence, _Part] = {}
@@ -99,7 +97,6 @@ class Plan:
 
     def take_back(self, sequence: Sequence) -> None:
         """A sequence has lost its place, and its part if it had one: the tokens go to others."""
-        self.victims.add(sequence)
         part = self._parts.pop(sequence, None)
         if part is None:
             return
@@ -113,11 +110,6 @@ class Plan:
         """A sequence waits for a prefix. Who passes it leaves room for it."""
         self.passed += 1
         self.owed += sequence.own_blocks
-
-    def owed_by(self, sequence: Sequence) -> int:
-        """What of ``owed`` goes when this sequence loses its place."""
-        part = self._parts.get(sequence)
-        return part.owed if part else 0
 
     def schedule(self) -> Schedule:
         """The plan, made fast."""

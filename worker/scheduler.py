@@ -152,7 +152,6 @@ class Scheduler:
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
-        self._admissions.reconsider()
 
     def fork(self, parent: Sequence, choices: Iterable[int]) -> list[Sequence]:
         """Start other choices of a request on the blocks of its prompt, which has just been computed.
@@ -172,7 +171,6 @@ class Scheduler:
                 self.running.add(child)
             else:
                 self._line_up(child)
-        self._admissions.reconsider()
         return children
 
     def shrink(self) -> None:
@@ -201,7 +199,6 @@ class Scheduler:
         sequence.reset()
         sequence.status = Status.WAITING
         self.waiting.add(sequence)
-        self._admissions.reconsider()
 
     def _regrow(self) -> None:
         if self.token_budget < self._most_tokens:

@@ -222,8 +222,25 @@ def test_sequences_that_never_ran_can_be_removed() -> None:
     assert step(scheduler) == {"a": 1, "b": 1}
 
 
-def test_a_blocked_sequence_comes_in_as_soon_as_it_can() -> None:
-    """It is not looked at in every step; but nothing that makes room for it is missed."""
+# The first of the line, when it has no room, is not looked at in every step. But nothing that makes room is missed.
+
+
+def test_a_blocked_sequence_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make(num_blocks=6)
+    for name in "ab":
+        add(scheduler, name, 9)
+    step(scheduler)
+    add(scheduler, "blocked", 9)
+    looked_up = []
+    match = scheduler.pool.match
+    monkeypatch.setattr(scheduler.pool, "match", lambda *given: looked_up.append(given) or match(*given))
+    assert [step(scheduler) for _ in range(2)] == [{"a": 1, "b": 1}] * 2
+    assert len(looked_up) == 1
+    scheduler.remove(scheduler.running[1])
+    assert step(scheduler) == {"a": 1, "blocked": 9}
+
+
+def test_a_blocked_sequence_comes_in_when_another_one_has_ended() -> None:
     scheduler = make(num_blocks=6)
     one, two = add(scheduler, "a", 9, first=0), add(scheduler, "b", 9)
     step(scheduler)
@@ -239,3 +256,14 @@ def test_a_blocked_sequence_comes_in_as_soon_as_it_can() -> None:
     add(scheduler, "e", 13, first=0)
     assert step(scheduler) == {"a": 1, "e": 5}
     assert one.num_output == 6
+
+
+def test_a_blocked_sequence_comes_in_when_blocks_turn_out_to_be_superfluous() -> None:
+    scheduler = make(num_blocks=7)
+    add(scheduler, "a", 9, first=0)
+    step(scheduler)
+    add(scheduler, "scored", 9, first=0, scored=True)
+    add(scheduler, "blocked", 9)
+    assert step(scheduler) == {"a": 1, "scored": 9}
+    # What was computed again for its logits was known.
+    assert step(scheduler) == {"a": 1, "scored": 1, "blocked": 9}

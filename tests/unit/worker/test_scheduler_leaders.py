@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
 from tests.unit.worker.scheduling import add, add_prompt, finish, make, names, plan, step
 from worker.sequence import Status
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_a_twin_waits_for_the_step_that_computes_its_prefix() -> None:
@@ -80,6 +77,19 @@ def test_who_would_take_the_place_of_a_follower_waits() -> None:
     assert step(scheduler) == {"a": 9}
     assert step(scheduler) == {"a": 1, "b": 1}
     assert names(scheduler.waiting) == ["c"]
+
+
+def test_a_follower_goes_on_as_soon_as_anybody_has_offered_its_prefix() -> None:
+    """Two compute it, one of them slowly."""
+    scheduler = make(token_budget=8, logit_rows=1)
+    add(scheduler, "fast", 17, first=0)
+    assert step(scheduler) == {"fast": 8}
+    add(scheduler, "slow", 17, first=0, priority=1, scored=True)
+    assert step(scheduler) == {"slow": 1, "fast": 7}
+    add(scheduler, "follower", 17, first=0)
+    assert step(scheduler) == {"slow": 1, "fast": 2}
+    assert scheduler.waiting[0].awaits is not None
+    assert step(scheduler) == {"fast": 1, "slow": 1, "follower": 1}
 
 
 def test_a_follower_whose_leader_ends_goes_on_from_what_it_left() -> None:
@@ -176,6 +186,18 @@ def test_a_step_gives_so_many_scores_in_all() -> None:
     assert [step(scheduler) for _ in range(2)] == [{"a": 3}, {"a": 3}]
     assert step(scheduler) == {"a": 3, "b": 1, "c": 2}
     assert step(scheduler) == {"a": 1, "c": 1, "b": 4}
+
+
+@pytest.mark.parametrize(("scored", "hit"), [(0, 0), (3, 0), (4, 4), (6, 4), (8, 8), (11, 8), (14, 12), (15, 15)])
+def test_hits_end_where_logits_are_wanted(scored: int, hit: int) -> None:
+    scheduler = make()
+    first = add(scheduler, "a", 16, first=0)
+    step(scheduler)
+    scheduler.remove(first)
+    again = add(scheduler, "b", 16, first=0, scored=True)
+    again.scored = scored
+    assert step(scheduler) == {"b": 16 - hit}
+    assert again.unscored == 0
 
 
 def test_what_has_been_scored_may_be_found_again() -> None:

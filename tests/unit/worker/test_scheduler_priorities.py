@@ -173,3 +173,16 @@ def test_no_sequence_starves_behind_higher_priorities() -> None:
             break
     # Of those that came in the first 48 steps all go first, at two in four steps.
     assert 96 <= number <= 104
+
+
+def test_who_passes_a_follower_by_displacement_leaves_a_place_for_it() -> None:
+    scheduler = make(max_running=2, logit_rows=1)
+    add(scheduler, "low", 2)
+    add(scheduler, "leader", 9, first=0, scored=True)
+    assert step(scheduler) == {"low": 2, "leader": 1}
+    add(scheduler, "follower", 9, first=0, priority=2)
+    add(scheduler, "high", 2, priority=1)
+    # One of the two places would be enough for the high one.
+    assert step(scheduler) == {"high": 2}
+    assert step(scheduler) == {"high": 1, "follower": 9}
+    assert names(scheduler.waiting) == ["low", "leader"]
