@@ -67,10 +67,12 @@ def test_what_the_context_has_no_room_for(prompt: int, max_tokens: int | None, m
     ("prompt", "max_tokens", "given"), [(1, None, 127), (127, None, 1), (127, 1, 1), (100, 28, 28), (1, 127, 127)]
 )
 def test_max_tokens_that_fit_the_context(prompt: int, max_tokens: int | None, given: int) -> None:
+    """B06, B07, B08"""
     assert resolved(stopping(max_tokens=max_tokens), [1] * prompt).stopping.max_tokens == given
 
 
 VOCABULARY = [
+    # C08: rows that only pad a model's embedding are not in its vocabulary.
     (request(), [0, 999, 1000, 5000], "token_ids.ids[2] is 1000: must be below the vocabulary's size, 1000"),
     # C06
     (
