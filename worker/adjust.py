@@ -40,7 +40,7 @@ class Adjuster:
         impossible or certain: only -inf in the model's logits, or a ban, is impossible.
         """
         biases = [self._bias(draw.params.logit_bias) for draw in draws]
-        places, repeats = _places(logits, [ids for ids, _ in biases])
+        places, _ = _places(logits, [ids for ids, _ in biases])
         if len(places):
             old = _taken(logits, places)
             _put(logits, places, old, old + np.concatenate([values for _, values in biases]))
@@ -51,7 +51,9 @@ class Adjuster:
             counts = np.concatenate([one.counts for one in seen if one is not None])
             old = _taken(logits, places)
             _put(logits, places, old, _penalized(old, counts, draws, repeats))
-        places, _ = _places(logits, [np.fromiter(draw.banned, dtype=np.int64) for draw in draws])
+        width = logits.shape[1]
+        banned = [[token_id for token_id in draw.banned if token_id < width] for draw in draws]
+        places, _ = _places(logits, [np.array(ids, dtype=np.int64) for ids in banned])
         if len(places):
             logits.view(-1).index_fill_(0, torch.from_numpy(places).to(logits.device), -torch.inf)
 
@@ -76,8 +78,9 @@ def _penalized(old: Doubles, counts: Ints, draws: Sequence[Draw], repeats: Ints)
     repetition = np.repeat([each.repetition_penalty for each in params], repeats)
     presence = np.repeat([each.presence_penalty for each in params], repeats)
     frequency = np.repeat([each.frequency_penalty for each in params], repeats)
-    new: Doubles = np.where(old > 0, old / repetition, old * repetition)
-    new -= frequency * counts + presence * (counts > 0)
+    with np.errstate(over="ignore"):
+        new: Doubles = np.where(old > 0, old / repetition, old * repetition)
+        new -= frequency * counts + presence * (counts > 0)
     return new
 
 

@@ -35,9 +35,9 @@ AT_ONCE: Final = 200_000
 
 MOST: Final = float(np.finfo(np.float32).max)
 
-UNSHIFTED: Final = (-60.0, 80.0)
-"""Where the highest logit, divided by the temperature, may lie for ``exp`` to be taken as it is: sums of a block stay
-finite, and what is 2^-53 as likely as the likeliest has all its bits."""
+UNSHIFTED: Final = (-50.0, 80.0)
+"""Between these a row's highest logit must lie for ``exp`` to be taken of the logits as they are, at temperature 1:
+sums of a block stay finite, and what is 2^-53 as likely as the likeliest has all its bits."""
 
 
 class Scratch:
@@ -120,11 +120,11 @@ class LogitRows:
         buffer = self.buffer("weights", size, matrix.device)
         sums = torch.empty(len(rows), self.blocks, device=matrix.device)
         for first, past in pairwise([0, *edges.tolist(), len(rows)]):
-            source, blank = matrix[rows[first] : rows[first] + past - first], bool(plain[first])
+            source = matrix[rows[first] : rows[first] + past - first]
             for start in range(first, past, size):
                 stop = min(start + size, past)
                 weights = buffer[: stop - start]
-                if blank:
+                if plain[first]:
                     torch.exp(source[start - first : stop - first], out=weights)
                 else:
                     shifts, temperatures = scales.shifts[start:stop, None], scales.temperatures[start:stop, None]
@@ -169,16 +169,16 @@ class Scales:
 
     temperatures: Floats
     shifts: Floats
-    """What is taken off logits before they are divided by the temperature: nothing, where that goes well."""
+    """What is taken off logits before they are divided by the temperature: 0 where ``exp`` goes well without."""
     peaks: Doubles
     """What the likeliest token's weight is a share of."""
 
     @classmethod
     def of_rows(cls, highest: Floats, temperatures: Floats) -> Scales:
         """By the highest logits."""
-        scaled = highest.astype(np.float64) / temperatures
         low, high = UNSHIFTED
-        shifts: Floats = np.where((low < scaled) & (scaled < high), np.float32(0), highest)
+        unshifted = (temperatures == 1) & (low < highest) & (highest < high)
+        shifts: Floats = np.where(unshifted, np.float32(0), highest)
         return cls(temperatures, shifts, _exp(highest, shifts, temperatures))
 
     def of(self, some: Ints) -> Scales:
