@@ -6,6 +6,7 @@ Nothing is changed here but notes about waiting sequences; the scheduler acts on
 from __future__ import annotations
 
 from collections import Counter
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ class Admission(NamedTuple):
     """Running sequences that have to give up their blocks first."""
 
 
+class Waits(Enum):
+    """Why a sequence can't come in now."""
+
+    FOR_OTHERS = "for others"
+    """Another one is computing its prefix, or the step gives no more scores. It may be passed."""
+    FOR_ROOM = "for room"
+    """It lacks a slot or blocks."""
+
+
 class Blocked(NamedTuple):
     """The first of the line had no room."""
 
@@ -43,7 +53,8 @@ class Admissions:
 
     - A sequence comes in when there is a slot, and blocks for all its tokens, not only for those of its first step. So
       none is started that must stop half-way, and one that was preempted comes back only once others have ended.
-    - One whose next full block is announced waits until that is offered. Others may pass it if they leave room for it.
+    - One whose next full block is announced waits until that is offered; one whose prompt is to be scored waits while
+      others take all the scores of a step. Those behind may pass it if they leave a slot and blocks for it.
     - One that lacks a slot or blocks may take the place of running ones with a lower priority and a worse standing,
       worst standing first, if that gives it what it lacks; each loses its place so at most ``MAX_DISPLACEMENTS`` times.
     - Otherwise nobody passes it.
@@ -66,41 +77,43 @@ class Admissions:
             sequence = self._waiting[plan.passed]
             if before is not None and before.standing < sequence.standing:
                 return None
-            admission = self._consider(sequence, plan)
-            if admission is not None:
-                return admission
-            if sequence.awaits is None:
+            verdict = self._consider(sequence, plan)
+            if isinstance(verdict, Admission):
+                return verdict
+            if verdict is Waits.FOR_ROOM:
                 plan.closed = True
             else:
                 plan.pass_over(sequence)
         return None
 
-    def _consider(self, sequence: Sequence, plan: Plan) -> Admission | None:
-        """The sequence's admission; None when it must wait, for a block if ``awaits`` is set then, else for room."""
+    def _consider(self, sequence: Sequence, plan: Plan) -> Admission | Waits:
         awaited = sequence.awaits
         if awaited is not None and awaited in self._announcements and not self._pool.offers(awaited):
-            return None
+            return Waits.FOR_OTHERS
         sequence.awaits = None
         if self._blocked == (sequence, self._pool.returns):
-            return None  # while no block comes back there is only less and less room
+            return Waits.FOR_ROOM  # while no block comes back there is only less and less
         missing_slots = len(self._running) + plan.passed + 1 - self._max_running
         if missing_slots > 0 and next(self._displaceable(sequence), None) is None:
-            return None
+            return Waits.FOR_ROOM
         usable = self._usable(sequence)
         hits = self._pool.match(sequence.root, sequence.hash_blocks(usable), sequence.tokens)
         if self._follows(sequence, len(hits), usable):
-            return None
+            return Waits.FOR_OTHERS
         if not plan.portion(sequence, min(len(hits) * sequence.block_size, sequence.num_tokens - 1)):
-            return None
+            sequence.own_blocks = sequence.blocks_for(sequence.num_tokens)
+            return Waits.FOR_OTHERS
         room = self._pool.available - plan.owed
         if missing_slots <= 0:
             fitting = self._fit(sequence, hits, room)
             if fitting is not None:
                 return Admission(sequence, fitting, [])
         admission = self._displace(sequence, hits, room, missing_slots)
-        if admission is None and not plan.passed:
+        if admission is not None:
+            return admission
+        if not plan.passed:
             self._blocked = Blocked(sequence, self._pool.returns)
-        return admission
+        return Waits.FOR_ROOM
 
     def _usable(self, sequence: Sequence) -> int:
         """How many of its first blocks may be hits.

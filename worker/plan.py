@@ -32,21 +32,6 @@ class Schedule:
         return sum(entry.num_tokens for entry in self.entries)
 
 
-class _Part(NamedTuple):
-    """What a sequence has been given of a step."""
-
-    num_tokens: int
-    of_prompts: bool
-    """Whether the tokens count as a prompt's: they share ``chunk_tokens``."""
-    scores: int
-    """Prompt positions among them whose logits are wanted."""
-    owed: int
-    """Blocks that it will still need for the rest of its tokens."""
-
-
-_STREAM = _Part(1, False, 0, 0)
-
-
 class Plan:
     """A schedule in the making: what of the step's limits is left."""
 
@@ -57,14 +42,14 @@ class Plan:
         """
         self.budget = budget
         self.owed = 0
-        """Blocks that are spoken for by sequences with a part, or passed over: admissions leave them alone."""
+        """Blocks that running prompts and those passed over will need: admissions leave them alone."""
         self.passed = 0
-        """Waiting sequences that wait for a prefix while others behind them may come in."""
+        """Waiting sequences that have been passed over: others behind them may come in."""
         self.closed = False
         """Nobody else comes in during this step."""
         self._prompt_budget = prompt_budget
         self._scores = logit_rows
-        self._parts: dict[Sequence, _Part] = {}
+        self._parts: dict[Sequence, int] = {}
 
     @property
     def prompt_room(self) -> int:
@@ -82,38 +67,36 @@ class Plan:
 
     def give_stream(self, sequence: Sequence) -> None:
         """A sequence gets the one token that it lacks, or one of several."""
-        self._parts[sequence] = _STREAM
+        self._parts[sequence] = 1
         self.budget -= 1
 
     def give_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """A sequence gets some of the tokens that it lacks, for which its table is long enough now."""
-        owed = sequence.blocks_for(sequence.num_tokens) - len(sequence.block_table)
-        part = _Part(num_tokens, True, sequence.to_score(num_tokens), owed)
-        self._parts[sequence] = part
+        self._parts[sequence] = num_tokens
         self.budget -= num_tokens
         self._prompt_budget -= num_tokens
-        self._scores -= part.scores
-        self.owed += owed
+        self._scores -= sequence.to_score(num_tokens)
+        self.owe(sequence)
+
+    def owe(self, sequence: Sequence) -> None:
+        """A running sequence will need blocks for the rest of its tokens."""
+        self.owed += sequence.blocks_for(sequence.num_tokens) - len(sequence.block_table)
 
     def take_back(self, sequence: Sequence) -> None:
-        """A sequence has lost its place, and its part if it had one: the tokens go to others."""
-        part = self._parts.pop(sequence, None)
-        if part is None:
-            return
-        self.budget += part.num_tokens
-        self.owed -= part.owed
-        self._scores += part.scores
-        if part.of_prompts:
-            self._prompt_budget += part.num_tokens
+        """A sequence has lost its place. Its part, if it had one, goes to others.
+
+        Only streams can have theirs: prompts get parts best standing first, and lose their places worst standing first.
+        """
+        self.budget += self._parts.pop(sequence, 0)
 
     def pass_over(self, sequence: Sequence) -> None:
-        """A sequence waits for a prefix. Who passes it leaves room for it."""
+        """A sequence waits for something else than room. Who passes it leaves a slot and blocks for it."""
         self.passed += 1
         self.owed += sequence.own_blocks
 
     def schedule(self) -> Schedule:
         """The plan, made fast."""
         return Schedule(
-            tuple([Scheduled(sequence, part.num_tokens) for sequence, part in self._parts.items()]),
+            tuple([Scheduled(*part) for part in self._parts.items()]),
             tuple([sequence.copy for sequence in self._parts if sequence.copy is not None]),
         )

@@ -209,7 +209,9 @@ class Scheduler:
 
     def _continue_prompt(self, sequence: Sequence, plan: Plan) -> None:
         num_tokens = plan.portion(sequence, sequence.num_computed)
-        if num_tokens and self._secure(sequence, num_tokens, plan):
+        if not num_tokens:
+            plan.owe(sequence)
+        elif self._secure(sequence, num_tokens, plan):
             plan.give_prompt(sequence, num_tokens)
             sequence.served = self._steps
 

@@ -146,7 +146,7 @@ class Sequence:
         self.awaits: BlockHash | None = None
         """While it waits: a block that another sequence is computing, which will be a hit."""
         self.own_blocks = 0
-        """With ``awaits``: the blocks that it will need beside those hits."""
+        """While others may pass it: the blocks that they have to leave for it."""
 
     def __repr__(self) -> str:
         return (

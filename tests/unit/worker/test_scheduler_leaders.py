@@ -183,9 +183,32 @@ def test_a_step_gives_so_many_scores_in_all() -> None:
     add(scheduler, "b", 5, scored=True)
     add(scheduler, "c", 2)
     # The last position of a prompt is drawn from, not scored.
-    assert [step(scheduler) for _ in range(2)] == [{"a": 3}, {"a": 3}]
-    assert step(scheduler) == {"a": 3, "b": 1, "c": 2}
+    assert [step(scheduler) for _ in range(2)] == [{"a": 3, "c": 2}, {"c": 1, "a": 3}]
+    assert step(scheduler) == {"c": 1, "a": 3, "b": 1}
     assert step(scheduler) == {"a": 1, "c": 1, "b": 4}
+
+
+def test_nobody_takes_the_blocks_that_a_running_prompt_will_need() -> None:
+    scheduler = make(num_blocks=12, logit_rows=3)
+    add(scheduler, "b", 17, scored=True)
+    assert step(scheduler) == {"b": 3}
+    add(scheduler, "a", 17, scored=True, priority=1)
+    add(scheduler, "c", 9)
+    add(scheduler, "d", 1)
+    # Ten of the twelve blocks are for "a" and "b", whether they get tokens now or not.
+    assert step(scheduler) == {"a": 3}
+    assert names(scheduler.waiting) == ["c", "d"]
+    scheduler.remove(scheduler.waiting[0])
+    assert step(scheduler) == {"a": 3, "d": 1}
+
+
+def test_who_passes_one_that_waits_for_scores_leaves_room_for_it() -> None:
+    scheduler = make(num_blocks=8, logit_rows=3)
+    add(scheduler, "a", 9, scored=True)
+    add(scheduler, "b", 9, scored=True)
+    add(scheduler, "c", 9)
+    assert step(scheduler) == {"a": 3}
+    assert names(scheduler.waiting) == ["b", "c"]
 
 
 @pytest.mark.parametrize(("scored", "hit"), [(0, 0), (3, 0), (4, 4), (6, 4), (8, 8), (11, 8), (14, 12), (15, 15)])

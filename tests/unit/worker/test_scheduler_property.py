@@ -121,9 +121,7 @@ def test_thousands_of_steps() -> None:
     for seed in range(40):
         seen += long_life(random.Random(seed), steps=120, mishaps=bool(seed % 2))
     assert seen["steps"] > 4800
-    assert (
-        min(seen[name] for name in ("preemptions", "displacements", "evictions", "hits", "copies", "followers")) > 100
-    )
+    assert min(seen[name] for name in ("preemptions", "displacements", "evictions", "hits", "copies", "followers")) > 50
 
 
 def long_life(rng: random.Random, *, steps: int, mishaps: bool) -> Counter[str]:
