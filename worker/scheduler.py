@@ -160,7 +160,7 @@ class Scheduler:
         the next step. Those for which there is no slot wait and hold nothing. A block that is partly filled is copied
         when one of several users writes to it.
         """
-        if parent.status is not Status.RUNNING or parent.num_computed != parent.num_prompt:
+        if parent.status is not Status.RUNNING or parent.num_computed != parent.num_prompt or parent.copy:
             raise ValueError(f"{parent} can't be forked: that is done when just its prompt is computed")
         children = [parent.fork(choice) for choice in choices]
         for child in children:

@@ -185,6 +185,14 @@ def test_choices_of_a_private_prompt_stay_private() -> None:
         assert not any(map(scheduler.pool.hash_of, sequence.block_table))
 
 
+def test_who_has_a_copy_still_to_be_made_can_not_be_forked() -> None:
+    scheduler = make()
+    parent, _ = fork(scheduler, add(scheduler, "a", 6), 2)
+    assert scheduler.schedule().copies == ((1, 2),)
+    with pytest.raises(ValueError, match="can't be forked"):
+        scheduler.fork(parent, [2])
+
+
 @pytest.mark.parametrize("when", ["before its prompt is computed", "when it has gone on", "when it has ended"])
 def test_a_fork_at_another_time_is_refused(when: str) -> None:
     scheduler = make(token_budget=4)

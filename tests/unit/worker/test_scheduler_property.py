@@ -182,6 +182,30 @@ def meddle(world: World, rng: random.Random, *, mishaps: bool) -> None:
         world.pool.forget(rng.choice([*world.scheduler.running]).block_table[-2:])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_full_block_of_a_prompt_is_computed_twice(seed: int) -> None:
+    """Whenever its prompts arrive, and however they are cut: with room for all, each prefix costs its tokens once."""
+    rng = random.Random(seed)
+    world = World(num_blocks=400, max_running=rng.randint(1, 8), token_budget=rng.randint(8, 40))
+    prefixes: set[tuple[int, ...]] = set()
+    expected = computed = 0
+    try:
+        for _ in range(60):
+            prompt = tuple(rng.choices(range(2), k=rng.randint(1, 14)))
+            full = {prompt[:end] for end in range(4, len(prompt) + 1, 4)}
+            # The last token is always computed, also when it is the last of a block that is known.
+            expected += 4 * len(full - prefixes) + (len(prompt) % 4 or prompt in prefixes)
+            prefixes |= full
+            world.add(prompt, max_tokens=1)
+            for _ in range(rng.choice([0, 0, 1, 2])):
+                computed += world.step()
+        while world.live:
+            computed += world.step()
+        assert computed == expected
+    finally:
+        world.close()
+
+
 # F03
 @pytest.mark.parametrize("max_tokens", [3, 4, 5])
 def test_lengths_around_a_whole_block(max_tokens: int) -> None:
