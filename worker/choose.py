@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from worker.likeliest import BOTTOM, edges_by_count, edges_by_share, settle
+from worker.likeliest import BOTTOM, edges_by_count, edges_by_share, settle, tokens_above
 from worker.logit_rows import BLOCK, MOST
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from worker.logit_rows import Doubles, Floats, Ints, LogitRows, Scales
 
 BELOW_ONE: Final = 1 - 2.0**-53
+
+TRIES: Final = 4
+"""How often a token is drawn from all before the distribution is cut."""
+
+ABOUT: Final = 1 + 1e-5
+"""By how much the mass of a block may be less than its tokens', from rounding."""
 
 
 def likeliest(rows: LogitRows, wanted: Ints) -> Ints:
@@ -28,13 +34,12 @@ def likeliest(rows: LogitRows, wanted: Ints) -> Ints:
     return blocks * BLOCK + inside
 
 
-def from_all(rows: LogitRows, wanted: Ints, scales: Scales, uniform: Doubles, slots: Ints) -> Ints:
+def from_all(rows: LogitRows, wanted: Ints, scales: Scales, uniform: Doubles, masses: Doubles) -> Ints:
     """Invert the cumulative distribution over all tokens, in order of their ids: first the block, then the token.
 
-    ``slots`` says which of the sums are the rows'.
+    ``masses`` are the blocks'.
     """
-    each, masses = np.arange(len(wanted)), rows.masses(slots, scales)
-    up_to = masses.cumsum(axis=1)
+    each, up_to = np.arange(len(wanted)), masses.cumsum(axis=1)
     target = uniform * up_to[:, -1]
     blocks = _first_above(up_to, target)
     mass = masses[each, blocks]
@@ -63,6 +68,52 @@ class Restriction:
     def of(self, some: Ints) -> Restriction:
         """Of some of the rows."""
         return Restriction(self.top_k[some], self.top_p[some], self.min_p[some], self.slots[some])
+
+
+def from_nucleus(
+    rows: LogitRows, wanted: Ints, scales: Scales, uniforms: Doubles, masses: Doubles, restriction: Restriction
+) -> Ints:
+    """Draw from all, until what is drawn is among what ``top_p`` and ``min_p`` keep; ``top_k`` must be off.
+
+    For shares that aren't small that takes few tries, and to see whether one token is kept is far less work than to
+    find all that are. ``uniforms`` are ``[TRIES + 1, rows]``; the last one is for rows whose tries have all failed.
+    """
+    tokens = np.full(len(wanted), -1)
+    for tries in (range(1), range(1, TRIES)):
+        left = np.flatnonzero(tokens < 0)
+        if not len(left):
+            return tokens
+        some = np.tile(left, len(tries))
+        numbers = uniforms[tries.start : tries.stop, left].reshape(-1)
+        drawn = from_all(rows, wanted[some], scales.of(some), numbers, masses[some])
+        kept = _are_kept(rows, wanted[some], scales.of(some), masses[some], restriction.of(some), drawn)
+        for fine, token in zip(kept.reshape(-1, len(left))[::-1], drawn.reshape(-1, len(left))[::-1], strict=True):
+            tokens[left[fine]] = token[fine]
+    left = np.flatnonzero(tokens < 0)
+    if len(left):
+        tokens[left] = from_likeliest(rows, wanted[left], scales.of(left), uniforms[-1, left], restriction.of(left))
+    return tokens
+
+
+def _are_kept(
+    rows: LogitRows, wanted: Ints, scales: Scales, masses: Doubles, restriction: Restriction, tokens: Ints
+) -> Flags:
+    """Whether one token of each row is: ``top_p`` keeps those that have less than its share before them."""
+    each, limits = np.arange(len(wanted)), restriction.top_p * masses.sum(axis=1)
+    logits = rows.block(wanted, tokens // BLOCK)[each, tokens % BLOCK]
+    own = np.floor(scales.weights(logits, slice(None)) * rows.unit)
+    kept: Flags = own >= restriction.min_p * rows.unit
+    # Blocks that have nothing as likely don't count. Mostly all of the others' mass is still within the share.
+    at_most = np.einsum("ij,ij->i", masses, rows.maxima[wanted] >= logits[:, None])
+    some = np.flatnonzero(kept & (at_most * ABOUT >= limits))
+    if len(some):
+        owners, ids, others = tokens_above(rows, wanted[some], np.nextafter(logits[some], BOTTOM))
+        owners = some[owners]
+        before = np.flatnonzero((others > logits[owners]) | (ids < tokens[owners]))
+        owners = owners[before]
+        weights = np.floor(scales.weights(others[before], owners) * rows.unit)
+        kept[some] = np.bincount(owners, weights, minlength=len(wanted))[some] < limits[some]
+    return kept
 
 
 def from_likeliest(rows: LogitRows, wanted: Ints, scales: Scales, uniform: Doubles, restriction: Restriction) -> Ints:

@@ -98,15 +98,20 @@ def edges_by_share(rows: LogitRows, wanted: Ints, slots: Ints, shares: Doubles) 
     return edges
 
 
-def _above(rows: LogitRows, wanted: Ints, edges: Floats) -> Likeliest:
-    assert len(wanted) <= MOST_ROWS
+def tokens_above(rows: LogitRows, wanted: Ints, edges: Floats) -> tuple[Ints, Ints, Floats]:
+    """All tokens above an edge in each of the rows ``wanted``: their rows, which rise, their ids and their logits."""
     owners, blocks = np.divmod(np.flatnonzero(rows.maxima[wanted] > edges[:, None]), rows.blocks)
     found = rows.block(wanted[owners], blocks)
     above = np.flatnonzero(found > edges[owners, None])
     entries, places = np.divmod(above, BLOCK)
-    owners, ids = owners[entries], blocks[entries] * BLOCK + places
+    return owners[entries], blocks[entries] * BLOCK + places, found.reshape(-1)[above]
+
+
+def _above(rows: LogitRows, wanted: Ints, edges: Floats) -> Likeliest:
+    assert len(wanted) <= MOST_ROWS
+    owners, ids, logits = tokens_above(rows, wanted, edges)
     # Keys that rise with the row, then as logits fall, then with the id.
-    falling = (~_rising(found.reshape(-1)[above])).astype(np.uint64)
+    falling = (~_rising(logits)).astype(np.uint64)
     keys = owners.astype(np.uint64) << ROW_BITS | falling << ID_BITS | ids.astype(np.uint64)
     keys.sort()
     return Likeliest(

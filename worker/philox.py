@@ -22,13 +22,16 @@ WEYL: Final = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64) * np.arange(RO
 """What is added to the two words of the key in each round, ``[rounds, 2]``."""
 
 
-def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row, a multiple of 2^-53, from Philox4x32-10 with the seed as its key."""
-    key, choice, position = (np.array(column, dtype=np.uint64) for column in (seeds, choices, positions))
-    counter = np.stack([position & MASK, position >> HALF, choice & MASK, np.zeros_like(key)])
+def uniforms(
+    seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int], count: int = 1
+) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), multiples of 2^-53, from Philox4x32-10 with the seed as its key: ``[count, rows]``."""
+    key, choice, position = (np.tile(np.array(column, np.uint64), count) for column in (seeds, choices, positions))
+    which = np.repeat(np.arange(count, dtype=np.uint64), len(seeds))
+    counter = np.stack([position & MASK, position >> HALF, choice & MASK, which])
     words = philox(counter, np.stack([key & MASK, key >> HALF]))
     numbers: npt.NDArray[np.float64] = ((words[0] << HALF | words[1]) >> np.uint64(11)).astype(np.float64)
-    return numbers * 2.0**-53
+    return numbers.reshape(count, len(seeds)) * 2.0**-53
 
 
 def philox(counter: Words, key: Words) -> Words:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 AT_ONCE: Final = MOST_ROWS
 """Draws, or scores, that are made at once. It bounds the buffers too, which hold a row for each of them at most."""
 
+LARGE_SHARE: Final = 0.5
+"""From which ``top_p`` on tokens are drawn from all until one is within it."""
+
 NON_FINITE: Final = "non-finite logits"
 NOTHING_LEFT: Final = "no token can be chosen: all that the model leaves possible are banned"
 
@@ -143,25 +146,39 @@ class _Batch:
         drawn = possible & ~self.greedy
         if not drawn.any():
             return tokens
-        uniform = uniforms(
+        whole = (self.top_k == 0) & (self.top_p == 1) & (self.min_p == 0)
+        nucleus = (self.top_k == 0) & (self.top_p >= LARGE_SHARE) & (self.top_p < 1)
+        numbers = uniforms(
             [each.seed for each in self.params],
             [draw.choice for draw in self.draws],
             [draw.position for draw in self.draws],
+            choose.TRIES + 1 if nucleus.any() else 1,
         )
-        whole = (self.top_k == 0) & (self.top_p == 1) & (self.min_p == 0)
-        for some, choose_from in ((drawn & whole, self._from_all), (drawn & ~whole, self._from_likeliest)):
-            if some.any():
-                tokens[some] = choose_from(rows, np.flatnonzero(some), uniform[some])
+        for kind, chosen_from in (
+            (whole, self._from_all),
+            (nucleus, self._from_nucleus),
+            (~whole & ~nucleus, self._from_likeliest),
+        ):
+            some = np.flatnonzero(drawn & kind)
+            if len(some):
+                tokens[some] = chosen_from(rows, some, numbers[:, some])
         return tokens
 
-    def _from_all(self, rows: LogitRows, some: Ints, uniform: Doubles) -> Ints:
-        wanted = self.used[some]
-        return choose.from_all(rows, wanted, rows.scales(wanted, self.degrees[some]), uniform, self.slots[some])
+    def _from_all(self, rows: LogitRows, some: Ints, numbers: Doubles) -> Ints:
+        scales = rows.scales(self.used[some], self.degrees[some])
+        return choose.from_all(rows, self.used[some], scales, numbers[0], rows.masses(self.slots[some], scales))
 
-    def _from_likeliest(self, rows: LogitRows, some: Ints, uniform: Doubles) -> Ints:
-        wanted = self.used[some]
-        restriction = choose.Restriction(self.top_k[some], self.top_p[some], self.min_p[some], self.slots[some])
-        return choose.from_likeliest(rows, wanted, rows.scales(wanted, self.degrees[some]), uniform, restriction)
+    def _from_nucleus(self, rows: LogitRows, some: Ints, numbers: Doubles) -> Ints:
+        scales = rows.scales(self.used[some], self.degrees[some])
+        masses = rows.masses(self.slots[some], scales)
+        return choose.from_nucleus(rows, self.used[some], scales, numbers, masses, self._restriction(some))
+
+    def _from_likeliest(self, rows: LogitRows, some: Ints, numbers: Doubles) -> Ints:
+        scales = rows.scales(self.used[some], self.degrees[some])
+        return choose.from_likeliest(rows, self.used[some], scales, numbers[0], self._restriction(some))
+
+    def _restriction(self, some: Ints) -> choose.Restriction:
+        return choose.Restriction(self.top_k[some], self.top_p[some], self.min_p[some], self.slots[some])
 
     def logprobs(self, rows: LogitRows, possible: Flags, tokens: Sequence[int]) -> list[TokenLogprobs | None]:
         """Of each draw's token, where it is wanted and there is one."""

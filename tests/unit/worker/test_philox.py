@@ -33,7 +33,7 @@ def test_it_gives_its_authors_known_answers(
 
 
 def test_random_numbers_are_pinned() -> None:
-    got = uniforms([0, 1, 2**64 - 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1])
+    (got,) = uniforms([0, 1, 2**64 - 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1])
     assert [f"{number:.12f}" for number in got] == [
         "0.399046470849",
         "0.890259172976",
@@ -43,8 +43,17 @@ def test_random_numbers_are_pinned() -> None:
     ]
 
 
+def test_more_numbers_for_each_row_are_others() -> None:
+    columns = [0, 1, 2**64 - 1], [0, 5, 0], [0, 0, 7]
+    got = uniforms(*columns, count=5)
+    assert got.shape == (5, 3)
+    assert got[0].tolist() == uniforms(*columns)[0].tolist()
+    assert len({*got.reshape(-1).tolist()}) == 15
+    assert got[:, 1].tolist() == uniforms([1], [5], [0], count=5)[:, 0].tolist()
+
+
 def test_random_numbers_fill_the_unit_interval_evenly() -> None:
-    got = uniforms([7] * 10000, [0] * 10000, range(10000))
+    (got,) = uniforms([7] * 10000, [0] * 10000, range(10000))
     assert ((got >= 0) & (got < 1)).all()
     counts = np.histogram(got, bins=100, range=(0, 1))[0]
     assert chi_square_fits([bin_ for bin_, count in enumerate(counts) for _ in range(count)], torch.full((100,), 0.01))

@@ -19,6 +19,7 @@ from tests.unit.worker.sampling import (
     random_logits,
     tokens_of,
 )
+from worker.choose import TRIES
 from worker.params import SamplingParams
 
 
@@ -177,12 +178,13 @@ def test_the_lowest_and_the_highest_random_number_choose_possible_tokens(
 ) -> None:
     logits = torch.full((VOCAB,), -math.inf)
     logits[[300, 500, 997]] = torch.tensor([1.0, 0.9, 0.8])
-    monkeypatch.setattr("worker.sampler.uniforms", lambda *_: np.array([number]))
+    monkeypatch.setattr("worker.sampler.uniforms", lambda *_: np.full((TRIES + 1, 1), number))
     for params in (
         SamplingParams(),
         SamplingParams(temperature=0.3),
         SamplingParams(top_k=100),
         SamplingParams(top_p=0.999999),
+        SamplingParams(top_p=0.499, temperature=2.0) if not number else SamplingParams(top_p=0.9),
         SamplingParams(min_p=0.1),
     ):
         assert alone(logits, params) == expected

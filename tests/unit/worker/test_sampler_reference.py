@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.worker.sampling import SAMPLER
+from worker.choose import TRIES
 from worker.draw import Draw
 from worker.params import SamplingParams
 from worker.penalties import TokenCounts
 from worker.philox import uniforms
-from worker.sampler import NON_FINITE, NOTHING_LEFT
+from worker.sampler import LARGE_SHARE, NON_FINITE, NOTHING_LEFT
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,27 +43,47 @@ def adjusted(logits: npt.NDArray[np.float32], draw: Draw) -> Doubles:
     return row
 
 
-def possible_tokens(row: Doubles, params: SamplingParams, uniform: float) -> set[int]:
-    """The tokens that may be drawn: one, or a few where the edges are too near to tell."""
-    ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))
-    if params.temperature < 1e-5 or params.top_k == 1:
-        return {ranked[0]}
+def kept_tokens(row: Doubles, params: SamplingParams, nudge: float) -> list[int]:
+    """What the parameters leave, likeliest first, with all shares off by so much."""
+    kept = sorted(range(len(row)), key=lambda token: (-row[token], token))
     share = np.exp((row - row.max()) / params.temperature)
-    some_k = 0 < params.top_k < len(row)
-    restricted = some_k or params.top_p < 1 or params.min_p > 0
-    found: set[int] = set()
-    for nudge in (-NEAR, NEAR):
-        kept = ranked[: params.top_k] if some_k else ranked
-        if params.top_p < 1:
-            running = np.cumsum(share[kept])
-            kept = kept[: int(np.searchsorted(running, (params.top_p + nudge) * running[-1])) + 1]
-        kept = [token for token in kept if share[token] >= min(params.min_p * (1 + nudge), 1.0)]
-        if not restricted:
-            kept = sorted(kept)
+    if params.top_k:
+        kept = kept[: params.top_k]
+    if params.top_p < 1:
         running = np.cumsum(share[kept])
-        first, last = np.searchsorted(running, np.array([uniform - NEAR, uniform + NEAR]) * running[-1], side="right")
-        found |= {token for token in kept[first : last + 1] if share[token] > 0}
-    return found
+        kept = kept[: int(np.searchsorted(running, (params.top_p + nudge) * running[-1])) + 1]
+    return [token for token in kept if share[token] >= min(params.min_p * (1 + nudge), 1.0)]
+
+
+def drawn_tokens(row: Doubles, params: SamplingParams, tokens: list[int], uniform: float) -> set[int]:
+    """The token at which the cumulative distribution over these passes the random number, or both near an edge."""
+    share = np.exp((row[tokens] - row.max()) / params.temperature)
+    running = np.cumsum(share)
+    first, last = np.searchsorted(running, np.array([uniform - NEAR, uniform + NEAR]) * running[-1], side="right")
+    return {tokens[place] for place in range(first, min(last + 1, len(tokens))) if share[place] > 0}
+
+
+def possible_tokens(row: Doubles, draw: Draw) -> set[int]:
+    """The tokens that may be drawn: one, or a few where edges are too near to tell."""
+    params = draw.params
+    if params.temperature < 1e-5 or params.top_k == 1:
+        return {int(row.argmax())}
+    numbers = uniforms([params.seed], [draw.choice], [draw.position], TRIES + 1)[:, 0].tolist()
+    everything = list(range(len(row)))
+    some_k = 0 < params.top_k < len(row)
+    if not some_k and params.top_p == 1 and params.min_p == 0:
+        return drawn_tokens(row, params, everything, numbers[0])
+    more, less = (kept_tokens(row, params, nudge) for nudge in (NEAR, -NEAR))
+    found: set[int] = set()
+    last = numbers[0]
+    if not some_k and LARGE_SHARE <= params.top_p < 1:
+        for number in numbers[:-1]:
+            tokens = drawn_tokens(row, params, everything, number)
+            found |= tokens & {*more, *less}
+            if tokens <= {*more} & {*less}:
+                return found
+        last = numbers[-1]
+    return found | drawn_tokens(row, params, more, last) | drawn_tokens(row, params, less, last)
 
 
 @st.composite
@@ -122,5 +143,4 @@ def test_it_draws_what_the_reference_draws(row: npt.NDArray[np.float32], data: s
         if own.max() == -np.inf:
             assert drawn.error == (NON_FINITE if row.max() == -np.inf else NOTHING_LEFT)
             continue
-        (uniform,) = uniforms([draw.params.seed], [draw.choice], [draw.position])
-        assert drawn.token_id in possible_tokens(own, draw.params, float(uniform)), draw
+        assert drawn.token_id in possible_tokens(own, draw), draw
