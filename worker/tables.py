@@ -87,7 +87,6 @@ class Tables:
     def check_integrity(self, running: Line) -> None:
         """Between steps: raise IntegrityError unless these sequences explain all that pool and announcements say."""
         self._pool.check_integrity([sequence.held() for sequence in running])
-        self._announcements.check_integrity(running)
         sources: dict[int, int] = {}
         for sequence in running:
             if sequence.copy is not None:
@@ -102,6 +101,7 @@ class Tables:
                     raise IntegrityError(f"{sequence} has block {block}, which is offered as something else")
         if sources != self._sources:
             raise IntegrityError(f"copies are to be made from {sources}, not from {self._sources}")
+        self._announcements.check_integrity(running)
 
     def _drop_copy(self, sequence: Sequence) -> int:
         """A copy has been made, or will not be. Returns the block it was to be made from, which is still held."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.unit.worker.scheduling import add, make, names, step
 from worker.block_pool import IntegrityError
 from worker.params import AdmissionError
 from worker.sequence import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker.scheduler import Scheduler
 
 
 def test_a_prompt_and_its_decoding() -> None:
@@ -120,29 +127,50 @@ def test_removing_a_waiting_a_running_and_a_half_computed_sequence() -> None:
     for one in (queued, half, done):
         scheduler.remove(one)
         scheduler.check_integrity()
-        assert one.status is Status.FINISHED
+        assert (one.status, one.block_table, one.num_computed) == (Status.FINISHED, [], 0)
     assert not scheduler.running
     assert not scheduler.waiting
     assert scheduler.pool.used_count == 0
     assert scheduler.schedule().entries == ()
 
 
-def test_integrity_notices_a_table_that_does_not_fit() -> None:
-    scheduler = make()
-    one = add(scheduler, "a", 5)
-    step(scheduler)
-    one.num_computed = 4
-    with pytest.raises(IntegrityError):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda scheduler: setattr(scheduler.running[0], "num_computed", 4), "doesn't fit"),
+        (lambda scheduler: scheduler.running[0].block_table.reverse(), "offered as something else"),
+        (lambda scheduler: setattr(scheduler.running[0], "num_sealed", 1), "offered as something else"),
+        (lambda scheduler: setattr(scheduler.running[0], "num_sealed", 3), "has offered 3 blocks"),
+        (lambda scheduler: setattr(scheduler.running[0], "status", Status.WAITING), "can't run"),
+        (lambda scheduler: scheduler.running[0].tokens.pop(), "can't run"),
+        (lambda scheduler: setattr(scheduler.running[0], "copy", (4, 2)), "tables name"),
+        (lambda scheduler: scheduler.pool.share([0]), "tables name"),
+        (lambda scheduler: setattr(scheduler.running[1], "announced", 2), "what is announced"),
+        (lambda scheduler: setattr(scheduler.waiting[0], "num_computed", 1), "holds something while it waits"),
+        (lambda scheduler: setattr(scheduler.waiting[0], "status", Status.RUNNING), "holds something while it waits"),
+        (lambda scheduler: setattr(scheduler.running[1], "standing", (-1, 0, 0)), "out of order"),
+        (lambda scheduler: setattr(scheduler.waiting[0], "standing", (9, 9, 9)), "out of order"),
+        (lambda scheduler: setattr(scheduler, "max_running", 1), "at most 1 may"),
+    ],
+)
+def test_integrity_notices_what_contradicts_itself(fault: Callable[[Scheduler], object], message: str) -> None:
+    scheduler = make(token_budget=18, max_running=2)
+    add(scheduler, "a", 9)
+    add(scheduler, "long", 17)
+    add(scheduler, "b", 1)
+    add(scheduler, "c", 1)
+    assert step(scheduler) == {"a": 9, "long": 9}
+    fault(scheduler)
+    with pytest.raises(IntegrityError, match=message):
         scheduler.check_integrity()
 
 
-def test_integrity_notices_a_block_offered_as_something_else() -> None:
+def test_a_sequence_that_is_not_in_its_line_is_noticed() -> None:
     scheduler = make()
-    one = add(scheduler, "a", 9)
-    step(scheduler)
-    one.block_table[0], one.block_table[1] = one.block_table[1], one.block_table[0]
-    with pytest.raises(IntegrityError):
-        scheduler.check_integrity()
+    one = add(scheduler, "a", 1)
+    scheduler.waiting.remove(one)
+    with pytest.raises(IntegrityError, match="not in its line"):
+        scheduler.remove(one)
 
 
 @pytest.mark.parametrize("wrong", [{"max_running": 0}, {"token_budget": 0}, {"context_length": 1}])

@@ -127,14 +127,14 @@ def test_a_follower_whose_leader_is_preempted_takes_its_lead() -> None:
 
 
 def test_a_follower_whose_leader_is_forgotten_computes_for_itself() -> None:
-    scheduler = make(token_budget=5)
-    leader, follower = add(scheduler, "a", 14, first=0), add(scheduler, "b", 14, first=0)
-    step(scheduler)
+    scheduler = make(logit_rows=5)
+    leader, follower = add(scheduler, "a", 14, first=0, scored=True), add(scheduler, "b", 14, first=0)
+    assert step(scheduler) == {"a": 5}
+    assert follower.awaits == leader.hashes[2]
     scheduler.pool.forget(leader.block_table)
     assert step(scheduler) == {"a": 5}
-    # The leader's next full block can't be offered any more.
-    assert follower.status is Status.WAITING
-    assert step(scheduler) == {"a": 4, "b": 1}
+    # The leader's second block could not be offered any more, nor will its third.
+    assert step(scheduler) == {"a": 4, "b": 14}
     assert follower.cached_tokens == 0
 
 
