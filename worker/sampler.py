@@ -23,7 +23,7 @@ import torch
 
 from worker import choose
 from worker.adjust import Adjuster, adjusts
-from worker.draw import Draw, Drawn, TokenLogprobs
+from worker.draw import Drawn, TokenLogprobs
 from worker.likeliest import MOST_ROWS
 from worker.logit_rows import MOST, LogitRows, Scratch, Wanted
 from worker.logprobs import token_logprobs
@@ -32,10 +32,9 @@ from worker.philox import uniforms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from worker.draw import Score
+    from worker.draw import Draw, Score
     from worker.likeliest import Flags
     from worker.logit_rows import Doubles, Floats, Ints
-    from worker.params import SamplingParams
 
 AT_ONCE: Final = MOST_ROWS
 """Draws, or scores, that are made at once. It bounds the buffers too, which hold a row for each of them at most."""
@@ -202,11 +201,3 @@ def _distinct(numbers: Sequence[int]) -> tuple[list[int], Ints]:
     distinct = sorted(set(numbers))
     places = {number: place for place, number in enumerate(distinct)}
     return distinct, np.array([places[number] for number in numbers], dtype=np.int64)
-
-
-def sample(
-    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], choices: Sequence[int]
-) -> list[int | None]:
-    """Choose a token for every row of ``logits``, as ``TorchSampler`` does."""
-    columns = zip(range(len(params)), params, choices, positions, strict=True)
-    return [drawn.token_id for drawn in TorchSampler().draw(logits, [Draw(*column) for column in columns])]
