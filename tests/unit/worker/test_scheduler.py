@@ -168,7 +168,10 @@ def test_integrity_notices_what_contradicts_itself(fault: Callable[[Scheduler], 
 def test_a_sequence_that_is_not_in_its_line_is_noticed() -> None:
     scheduler = make()
     one = add(scheduler, "a", 1)
+    add(scheduler, "b", 1)
+    assert one in scheduler.waiting
     scheduler.waiting.remove(one)
+    assert one not in scheduler.waiting
     with pytest.raises(IntegrityError, match="not in its line"):
         scheduler.remove(one)
 
