@@ -68,6 +68,8 @@ class LiveRequest:
                 raise IntegrityError(f"{sequence} goes on without the other choices")
             if not sequence.num_output and len(self.prompt_logprobs) != sequence.scored:
                 raise IntegrityError(f"{sequence} has {len(self.prompt_logprobs)} log-probabilities of its prompt")
+            if not choice.counts_agree():
+                raise IntegrityError(f"{sequence} has said other tokens than are counted")
 
 
 class LiveChoice:
@@ -126,6 +128,15 @@ class LiveChoice:
             cached_tokens=sequence.cached_tokens or 0,
             prompt_tokens=sequence.num_prompt,
             completion_tokens=sequence.num_output,
+        )
+
+    def counts_agree(self) -> bool:
+        """Whether what the penalties count is what was said."""
+        if self.counts is None:
+            return True
+        expected = TokenCounts(self.owner.request.prompt, self.sequence.tokens[self.sequence.num_prompt :])
+        return dict(zip(expected.ids, expected.counts, strict=True)) == dict(
+            zip(self.counts.ids, self.counts.counts, strict=True)
         )
 
     def fail(self, error: str) -> Output:

@@ -127,8 +127,9 @@ class WorkerLoop:
             self._metrics.step(step.stats, now - began)
             self._tell(step.stats)
             self._metrics.events(step.events)
-            for failure in step.failures:
-                logger.error("a step failed", exc_info=failure)
+            # A step that fails is tried again in parts, which mostly fail for the same reason.
+            for failure in {repr(each): each for each in step.failures}.values():
+                logger.error("a step failed, %d times in all", len(step.failures), exc_info=failure)
             await self._hand_over([d for o in step.outputs if (d := self._journal.record(o, now)) is not None])
         await self._committer.flushed()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,10 +130,15 @@ class PagedModel:
         history = self._history(row, end)
         if any(self._made[digest][1] == NAN for digest in history):
             return torch.full((self.vocab_size,), float("nan"))
-        seed = int.from_bytes(hashlib.sha256(b"".join(history)).digest()[:8], "little", signed=True)
-        logits = torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
-        logits[[POISON, NAN]] = -torch.inf  # only prompts have those
-        return logits
+        return _logits_after(history[-1], self.vocab_size)
+
+
+@lru_cache(maxsize=20_000)
+def _logits_after(digest: bytes, vocab_size: int) -> torch.Tensor:
+    seed = int.from_bytes(digest, "little", signed=True)
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+    logits[[POISON, NAN]] = -torch.inf  # only prompts have those
+    return logits
 
 
 @dataclass

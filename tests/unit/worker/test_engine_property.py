@@ -19,6 +19,7 @@ from worker.sequence import Finish, Request, Sequence, Status
 
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]
 MUCH = 9999
+MOST_LIVE = 8
 
 
 @cache
@@ -109,11 +110,12 @@ class Traffic(RuleBasedStateMachine):
         self.scheduler = self.engine._scheduler
         self.token_budget = token_budget
 
+    @precondition(lambda self: len(self.live) < MOST_LIVE)
     @rule(
         several=st.lists(
             st.tuples(requests, st.sampled_from(["", "", "s"]), st.sampled_from([0, 0, 0, -1, 1, 2])),
             min_size=1,
-            max_size=4,
+            max_size=3,
         )
     )
     def arrive(self, several: list[tuple[Request, str, int]]) -> None:
@@ -235,5 +237,5 @@ class Traffic(RuleBasedStateMachine):
 
 TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
