@@ -1,0 +1,89 @@
+"""Long prompts are tokenized beside the event loop, never on it: B10. No clocks here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.tokenize import ModelTokenizer, TokenizerPool
+from kvstore.registry import ModelCard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = "a book whose sheets are folded into eight leaves " * 10_000
+CONTEXT = len(LONG)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    plain = Tokenizer(models.BPE(vocabulary, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    config = b'{"chat_template": "{{ messages[0].content }}"}'
+    return ModelTokenizer(ModelCard("f", 256, (), plain.to_str().encode(), config))
+
+
+@pytest.fixture
+def no_turns() -> Iterator[None]:
+    """A thread of Python runs until it lets go by itself: nobody takes the interpreter away from it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("how", ["text", "chat"])
+def test_python_goes_on_while_a_prompt_is_tokenized(tokenizer: ModelTokenizer, no_turns: None, how: str) -> None:
+    """Between the two marks the other thread never lets go by itself: only the tokenizer's own code may, all the
+    while that it works."""
+    begun = ended = False
+    length = seen = 0
+
+    def work() -> None:
+        nonlocal begun, ended, length
+        begun = True
+        ids = tokenizer.encode_text(LONG) if how == "text" else tokenizer.encode_chat([("user", LONG)], CONTEXT)
+        ended = True
+        length = len(ids)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not ended and thread.is_alive():
+        seen += begun and not ended
+        time.sleep(0)  # lets go
+    thread.join(30)
+    assert length == len(LONG)
+    assert seen > 100
+
+
+async def test_the_loop_turns_while_prompts_wait_for_their_tokens(tokenizer: ModelTokenizer) -> None:
+    """Eight of them at once, in two threads. The loop itself opens the gate that they stand at."""
+    gate, entered = threading.Event(), threading.Semaphore(0)
+
+    class Gated(ModelTokenizer):
+        def __init__(self) -> None:
+            self.__dict__.update(tokenizer.__dict__)
+
+        def encode_text(self, text: str) -> list[int]:
+            entered.release()
+            assert gate.wait(20), "the event loop stands still"
+            return super().encode_text(text)
+
+    pool, gated = TokenizerPool(2), Gated()
+    waiting = [asyncio.create_task(pool.text(gated, LONG[:4000], CONTEXT)) for _ in range(8)]
+    for _ in range(2):
+        assert await asyncio.to_thread(entered.acquire, timeout=20)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    gate.set()
+    assert [len(ids) for ids in await asyncio.gather(*waiting)] == [4000] * 8
+    await pool.close()
