@@ -20,7 +20,7 @@ from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.client import Client, describe, plain
 from ops.config import FleetConfig, fleet_config, fleet_options, usable_cores
-from ops.console import Loading, emit_json, note, unless_interrupted
+from ops.console import Loading, emit, emit_json, note, unless_interrupted
 from ops.fleet import Fleet
 from ops.show import print_table
 
@@ -77,7 +77,7 @@ class LevelsParam(click.ParamType[tuple[int, ...]]):
         return tuple(int(part) for part in parts)
 
 
-@click.command("bench")
+@click.group("bench", invoke_without_command=True)
 @click.option("--concurrency", type=LevelsParam(), default="1,8,32", show_default=True, help="Levels, one by one.")
 @click.option("--requests", type=click.IntRange(min=1), help="Of each level. Default: 8, or 4 per place.")
 @click.option("--prompt-tokens", type=LengthsParam(), default="32:512", show_default=True, help="Length of prompts.")
@@ -96,12 +96,15 @@ class LevelsParam(click.ParamType[tuple[int, ...]]):
 @click.option("--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @fleet_options(workers=1, grpc_port=0)
-def command(out: Path, plot: str, as_json: bool, **values: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, out: Path, plot: str, as_json: bool, **values: Any) -> None:
     """Measure throughput and latency, as JSON and a plot.
 
     Greedy requests that ignore the end of text, so that all do the same work every time; a warm-up that is not counted
     comes first. Time to first token and time per token are what this client saw.
     """
+    if context.invoked_subcommand is not None:
+        return
     fleet = fleet_config(values)
     workload = Workload(
         prompt_tokens=values["prompt_tokens"],
@@ -125,6 +128,39 @@ def command(out: Path, plot: str, as_json: bool, **values: Any) -> None:
         print_table(COLUMNS, [cells(level) for level in results["levels"]])
     if plot != "none":
         write_plot(results, out / f"bench.{plot}")
+
+
+@command.command("core")
+@click.option("--sequences", type=LevelsParam(), default="32,256", show_default=True, help="In a step, one by one.")
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Of each measurement.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Of each sequence.")
+@click.option("--vocabulary", type=click.IntRange(min=2), default=49152, show_default=True, help="Width of the logits.")
+@click.option("--requests", type=click.IntRange(min=1), default=400, show_default=True, help="Of the mixed load.")
+@click.option("--threads", type=click.IntRange(min=1), help="Default: as many as torch takes.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A tokenizer.json. Default: that of the model prepared last, or made-up tokens.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed measures the same work.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def core(as_json: bool, threads: int | None, **values: Any) -> None:
+    """Measure what a step costs beside the model, and how much K/V memory holds nothing.
+
+    Scheduler, block pool, sampler and detokenizing of real code over logits made beforehand; times are per step, in
+    milliseconds. Then requests of all lengths run through a pool, and what of its allocated memory is unused is told.
+    """
+    from bench.core import CORE_COLUMNS, CoreConfig, core_cells, run_core, told_waste
+
+    try:
+        results = run_core(CoreConfig(threads=threads or 0, **values), note)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        emit_json(results)
+        return
+    print_table(CORE_COLUMNS, [core_cells(level) for level in results["levels"]])
+    emit(told_waste(results["waste"]))
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:
