@@ -58,4 +58,4 @@ def test_every_page_is_known() -> None:
         ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
     if listed.returncode == 0:
-        assert set(listed.stdout.split()) <= {*PAGES, "ARCHITECTURE.md", "CHANGELOG.md"}
+        assert set(listed.stdout.split()) <= {*PAGES, "ARCHITECTURE.md", "CHANGELOG.md", "tests/CASES.md"}
