@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 VOCABULARY = 300
 """Small: what is drawn doesn't matter here."""
-LONGEST = 1500
-"""Of a prompt or an answer, in tokens."""
 PREFIXES = (48, 96, 200)
 """Lengths of the beginnings that half of the prompts share."""
 ARRIVALS_PER_STEP = 0.12
@@ -45,8 +43,13 @@ class Waste:
     """The share of the prompts' tokens that was found in the cache."""
 
 
-def measure_waste(*, requests: int, seed: int, block_size: int = 16, max_running: int = 32) -> Waste:
-    """Run a mixed load to its end: Poisson arrivals, log-normal lengths, shared prefixes, several choices."""
+def measure_waste(
+    *, requests: int, seed: int, longest: int = 1500, block_size: int = 16, max_running: int = 32
+) -> Waste:
+    """Run a mixed load to its end: Poisson arrivals, log-normal lengths, shared prefixes, several choices.
+
+    No prompt, its shared beginning aside, and no answer has more than ``longest`` tokens.
+    """
     num_blocks = 32768 // block_size
     clock = Clock()
     scheduler = Scheduler(
@@ -65,7 +68,7 @@ def measure_waste(*, requests: int, seed: int, block_size: int = 16, max_running
         eos_token_ids=(),
         fingerprint="waste",
     )
-    coming = deque(_requests(requests, seed))
+    coming = deque(_requests(requests, seed, longest))
     choices = sum(request.n for request in coming)
     arrivals = random.Random(f"{seed}/arrivals")
     step, due = 0, 0.0
@@ -110,18 +113,18 @@ def occupancy(scheduler: Scheduler) -> tuple[int, int]:
     return scheduler.pool.used_count * size, sum(filled.values())
 
 
-def _requests(count: int, seed: int) -> Iterator[Request]:
+def _requests(count: int, seed: int, longest: int) -> Iterator[Request]:
     """Prompts of 130 tokens in the middle and answers of 180, both with a long tail; one of ten has 2 to 4 choices."""
     numbers = random.Random(f"{seed}/requests")
     prefixes = [_tokens(numbers, length) for length in PREFIXES]
     for index in range(count):
-        length = min(int(numbers.lognormvariate(4.87, 1.0)) + 1, LONGEST)
+        length = min(int(numbers.lognormvariate(4.87, 1.0)) + 1, longest)
         prefix = numbers.choice(prefixes) if numbers.random() < 0.5 else ()
         yield Request(
             request_id=str(index),
             prompt=(*prefix, *_tokens(numbers, length)),
             sampling=SamplingParams(seed=numbers.getrandbits(64)),
-            stopping=StopParams(max_tokens=min(int(numbers.lognormvariate(5.2, 0.8)) + 1, LONGEST)),
+            stopping=StopParams(max_tokens=min(int(numbers.lognormvariate(5.2, 0.8)) + 1, longest)),
             n=numbers.randint(2, 4) if numbers.random() < 0.1 else 1,
         )
 

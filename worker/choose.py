@@ -122,7 +122,7 @@ def from_likeliest(rows: LogitRows, wanted: Ints, scales: Scales, uniform: Doubl
     totals = np.zeros(len(wanted))
     some = np.flatnonzero(restriction.of_all)
     if len(some):
-        totals[some] = rows.masses(restriction.slots[some], scales.of(some)).sum(axis=1)
+        totals[some] = rows.masses(restriction.slots[some]).sum(axis=1)
 
     def use(found: Likeliest, tried: Ints) -> Flags:
         kept, enough = _kept(found, scales.of(tried), restriction.of(tried), totals[tried], rows.unit)

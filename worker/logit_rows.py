@@ -79,6 +79,8 @@ class LogitRows:
         """The highest logit of each row."""
         self.sums: Floats = np.empty((0, self.blocks), dtype=np.float32)
         """The weight of each block of the rows wanted, ``[wanted, blocks]``; see ``masses``."""
+        self.sum_scales = Scales(self.highest, self.highest, np.empty(0))
+        """How logits became the weights in ``sums``."""
         self._scratch = scratch
         self._parts: list[torch.Tensor] = []
         self._starts = [0]
@@ -107,14 +109,16 @@ class LogitRows:
         self.maxima = _joined(self.maxima, _host(maxima))
         self.highest = _joined(self.highest, _host(maxima.amax(dim=-1)))
         if len(wanted.rows):
-            self.sums = _joined(self.sums, self._summed(matrix, wanted))
+            scales = self.scales(wanted.rows, wanted.temperatures)
+            sums = self._summed(matrix, wanted.rows - self._starts[-1], scales)
+            self.sum_scales = self.sum_scales.with_others(scales)
+            self.sums = _joined(self.sums, sums)
         self._parts.append(matrix)
         self._starts.append(self._starts[-1] + len(matrix))
 
-    def _summed(self, matrix: torch.Tensor, wanted: Wanted) -> Floats:
+    def _summed(self, matrix: torch.Tensor, rows: Ints, scales: Scales) -> Floats:
         """The weights of the blocks. Rows that lie together are taken together; what changes nothing is left out."""
-        scales, rows = self.scales(wanted.rows, wanted.temperatures), wanted.rows - self._starts[-1]
-        plain = (scales.shifts == 0) & (wanted.temperatures == 1)
+        plain = (scales.shifts == 0) & (scales.temperatures == 1)
         edges = np.flatnonzero((np.diff(rows) != 1) | (plain[1:] != plain[:-1])) + 1
         size = max(1, AT_ONCE // matrix.shape[1])
         buffer = self.buffer("weights", size, matrix.device)
@@ -137,15 +141,18 @@ class LogitRows:
         """Of some of the rows."""
         return Scales.of_rows(self.highest[rows], temperatures)
 
-    def masses(self, slots: Ints, scales: Scales) -> Doubles:
-        """Some of ``sums`` in whole units, ``[n, blocks]``; ``scales`` are those of their rows."""
+    def masses(self, slots: Ints) -> Doubles:
+        """Some of ``sums`` in whole units, ``[n, blocks]``."""
         masses = self.sums[slots].astype(np.float64)
         masses *= self.unit
-        masses /= scales.peaks[:, None]
+        masses /= self.sum_scales.peaks[slots, None]
         return np.floor(masses, out=masses)
 
     def block(self, rows: Ints, blocks: Ints) -> Floats:
-        """Logits of one block of each of some rows, ``[n, BLOCK]``; -inf past the vocabulary's end."""
+        """Logits of one block of each of some rows, ``[n, BLOCK]``; -inf past the vocabulary's end.
+
+        They hold until the next call.
+        """
         found = self._scratch.rows("found", len(rows), BLOCK, torch.device("cpu"))
         for start, part in zip(self._starts, self._parts, strict=False):
             here = (
@@ -184,6 +191,14 @@ class Scales:
     def of(self, some: Ints) -> Scales:
         """Of some of the rows."""
         return Scales(self.temperatures[some], self.shifts[some], self.peaks[some])
+
+    def with_others(self, others: Scales) -> Scales:
+        """Of these rows, then those."""
+        return Scales(
+            np.concatenate([self.temperatures, others.temperatures]),
+            np.concatenate([self.shifts, others.shifts]),
+            np.concatenate([self.peaks, others.peaks]),
+        )
 
     def weights(self, logits: Floats, owners: Any) -> Doubles:
         """How likely tokens with these logits are, as a share of their rows' likeliest: 0 to 1. ``owners`` indexes the

@@ -28,7 +28,7 @@ def token_logprobs(
     likeliest, so these may be fewer than was asked for.
     """
     ids, each = np.array(token_ids, dtype=np.int64), np.arange(len(wanted))
-    totals = rows.masses(slots, rows.scales(wanted, np.ones(len(ids), dtype=np.float32))).sum(axis=1)
+    totals = rows.masses(slots).sum(axis=1)
     highest, entropies = rows.highest[wanted].astype(np.float64), np.log(totals / rows.unit)
 
     def logprobs(logits: Floats, owners: Ints) -> list[float]:

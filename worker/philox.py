@@ -26,12 +26,15 @@ def uniforms(
     seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int], count: int = 1
 ) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1), multiples of 2^-53, from Philox4x32-10 with the seed as its key: ``[count, rows]``."""
-    key, choice, position = (np.tile(np.array(column, np.uint64), count) for column in (seeds, choices, positions))
-    which = np.repeat(np.arange(count, dtype=np.uint64), len(seeds))
-    counter = np.stack([position & MASK, position >> HALF, choice & MASK, which])
-    words = philox(counter, np.stack([key & MASK, key >> HALF]))
-    numbers: npt.NDArray[np.float64] = ((words[0] << HALF | words[1]) >> np.uint64(11)).astype(np.float64)
-    return numbers.reshape(count, len(seeds)) * 2.0**-53
+    key, choice, position = (np.array(column, dtype=np.uint64) for column in (seeds, choices, positions))
+    counter = np.empty((4, count, len(key)), dtype=np.uint64)
+    counter[0], counter[1], counter[2] = position & MASK, position >> HALF, choice & MASK
+    counter[3] = np.arange(count, dtype=np.uint64)[:, None]
+    keys = np.empty((2, count, len(key)), dtype=np.uint64)
+    keys[0], keys[1] = key & MASK, key >> HALF
+    high, low, *_ = philox(counter.reshape(4, -1), keys.reshape(2, -1))
+    numbers: npt.NDArray[np.float64] = ((high << HALF | low) >> np.uint64(11)).astype(np.float64)
+    return numbers.reshape(count, len(key)) * 2.0**-53
 
 
 def philox(counter: Words, key: Words) -> Words:
@@ -44,5 +47,9 @@ def philox(counter: Words, key: Words) -> Words:
     even, odd = counter[0::2], counter[1::2]
     for round_key in keys:
         product = even * MULTIPLIERS
-        even, odd = (product >> HALF)[::-1] ^ odd ^ round_key, (product & MASK)[::-1]
-    return np.stack([even[0], odd[0], even[1], odd[1]])
+        high = product >> HALF
+        product &= MASK
+        even = high[::-1] ^ odd
+        even ^= round_key
+        odd = product[::-1]
+    return np.array([even[0], odd[0], even[1], odd[1]])

@@ -164,12 +164,11 @@ class _Batch:
         return tokens
 
     def _from_all(self, rows: LogitRows, some: Ints, numbers: Doubles) -> Ints:
-        scales = rows.scales(self.used[some], self.degrees[some])
-        return choose.from_all(rows, self.used[some], scales, numbers[0], rows.masses(self.slots[some], scales))
+        slots = self.slots[some]
+        return choose.from_all(rows, self.used[some], rows.sum_scales.of(slots), numbers[0], rows.masses(slots))
 
     def _from_nucleus(self, rows: LogitRows, some: Ints, numbers: Doubles) -> Ints:
-        scales = rows.scales(self.used[some], self.degrees[some])
-        masses = rows.masses(self.slots[some], scales)
+        scales, masses = rows.sum_scales.of(self.slots[some]), rows.masses(self.slots[some])
         return choose.from_nucleus(rows, self.used[some], scales, numbers, masses, self._restriction(some))
 
     def _from_likeliest(self, rows: LogitRows, some: Ints, numbers: Doubles) -> Ints:

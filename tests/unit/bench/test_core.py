@@ -171,8 +171,8 @@ def test_a_shared_block_counts_once_and_with_the_most_that_is_in_it() -> None:
 
 
 def test_little_memory_holds_nothing() -> None:
-    assert measure_waste(requests=4, seed=1) == measure_waste(requests=4, seed=1)
-    found = measure_waste(requests=25, seed=1)
+    assert measure_waste(requests=4, seed=1, longest=50) == measure_waste(requests=4, seed=1, longest=50)
+    found = measure_waste(requests=25, seed=1, longest=250)
     assert found.requests == 25
     assert found.choices > 25
     assert 0.005 < found.unused < MOST_UNUSED
