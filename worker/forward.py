@@ -154,8 +154,10 @@ def _result(num_tokens: int, drawn: list[Drawn], scores: Many[TokenLogprobs]) ->
 def _note(failure: Exception, ran: Ran) -> bool:
     """Keep a failure, but nothing of what its frames held: the memory is wanted. Whether it was a lack of memory."""
     ran.failures.append(failure)
+    seen: set[int] = set()
     cause: BaseException | None = failure
-    while cause is not None:
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
     short = _is_out_of_memory(failure)
