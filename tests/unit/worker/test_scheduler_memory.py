@@ -105,6 +105,36 @@ def test_with_fewer_tokens_than_streams_they_take_turns() -> None:
     assert [tuple(step(scheduler)) for _ in range(10)] == turns
 
 
+def test_with_as_many_tokens_as_streams_a_prompt_gets_its_turn() -> None:
+    scheduler = make(token_budget=4)
+    for name in "ab":
+        add(scheduler, name, 1)
+    step(scheduler)
+    scheduler.shrink()
+    long = add(scheduler, "long", 3)
+    # Nothing is left to let it in.
+    assert step(scheduler) == {"a": 1, "b": 1}
+    scheduler.remove(scheduler.running[0])
+    assert step(scheduler) == {"b": 1, "long": 1}
+    add(scheduler, "c", 1, priority=1)
+    scheduler.remove(scheduler.running[0])
+    assert step(scheduler) == {"c": 1, "long": 1}
+    assert long.num_uncomputed == 1
+
+
+def test_a_prompt_is_among_those_that_take_turns() -> None:
+    scheduler = make(token_budget=8)
+    for name in "ab":
+        add(scheduler, name, 1)
+    add(scheduler, "long", 30)
+    assert step(scheduler) == {"a": 1, "b": 1, "long": 6}
+    for _ in range(2):
+        scheduler.shrink()
+    assert scheduler.token_budget == 2
+    turns = [step(scheduler) for _ in range(4)]
+    assert turns == [{"a": 1, "b": 1}, {"long": 1, "a": 1}, {"b": 1, "a": 1}, {"long": 1, "b": 1}]
+
+
 def test_a_budget_is_never_less_than_one_token() -> None:
     scheduler = make(token_budget=2)
     for _ in range(3):
