@@ -132,7 +132,7 @@ def test_a_prompt_is_among_those_that_take_turns() -> None:
         scheduler.shrink()
     assert scheduler.token_budget == 2
     turns = [step(scheduler) for _ in range(4)]
-    assert turns == [{"a": 1, "b": 1}, {"long": 1, "a": 1}, {"b": 1, "a": 1}, {"long": 1, "b": 1}]
+    assert turns == [{"a": 1, "b": 1}, {"long": 1, "a": 1}, {"b": 1, "a": 1}, {"long": 1, "a": 1}]
 
 
 def test_a_budget_is_never_less_than_one_token() -> None:
