@@ -182,5 +182,5 @@ def _first_above(up_to: Doubles, target: Doubles) -> Ints:
     There is one: a random number is at most 1 - 2^-53, and so its share of the last total, even rounded, is below it.
     What has no weight doesn't raise the total and is never first.
     """
-    first: Ints = np.count_nonzero(up_to <= target[:, None], axis=1)
+    first: Ints = (up_to > target[:, None]).argmax(axis=1)
     return first

@@ -11,6 +11,7 @@ units, and their sums exact.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float32]
     Doubles = npt.NDArray[np.float64]
+    Flags = npt.NDArray[np.bool_]
 
 BLOCK: Final = 64
 """Tokens per block."""
@@ -105,37 +107,61 @@ class LogitRows:
 
     def add(self, matrix: torch.Tensor, wanted: Wanted) -> None:
         """Take more rows, from a ``buffer``. Of ``wanted`` ones sum the weights."""
-        maxima = matrix.view(-1, self.blocks, BLOCK).amax(dim=-1)
+        rows = wanted.rows - self._starts[-1]
+        maxima, sums = self._scan(matrix, rows, wanted.temperatures == 1)
         self.maxima = _joined(self.maxima, _host(maxima))
         self.highest = _joined(self.highest, _host(maxima.amax(dim=-1)))
-        if len(wanted.rows):
+        if len(rows):
             scales = self.scales(wanted.rows, wanted.temperatures)
-            sums = self._summed(matrix, wanted.rows - self._starts[-1], scales)
-            self.sum_scales = self.sum_scales.with_others(scales)
+            others = np.flatnonzero((scales.shifts != 0) | (scales.temperatures != 1))
+            if len(others):
+                sums[others] = self._summed(matrix, rows[others], scales.of(others))
             self.sums = _joined(self.sums, sums)
+            self.sum_scales = self.sum_scales.with_others(scales)
         self._parts.append(matrix)
         self._starts.append(self._starts[-1] + len(matrix))
 
+    def _scan(self, matrix: torch.Tensor, rows: Ints, plain: Flags) -> tuple[torch.Tensor, Floats]:
+        """The blocks' maxima, and of ``rows`` that are ``plain`` also their weights, while the logits are at hand.
+
+        Plain are those at temperature 1. It is nearly always right to take ``exp`` of them as they are.
+        """
+        size, buffer = self._at_once(matrix)
+        maxima = torch.empty(len(matrix), self.blocks, device=matrix.device)
+        which = np.flatnonzero(plain)
+        runs = deque(_runs(rows[which], size))
+        sums = torch.empty(len(which), self.blocks, device=matrix.device)
+        for start in range(0, len(matrix), size):
+            torch.amax(
+                matrix[start : start + size].view(-1, self.blocks, BLOCK), dim=-1, out=maxima[start : start + size]
+            )
+            while runs and runs[0].row < start + size:
+                run = runs.popleft()
+                weights = torch.exp(matrix[run.row : run.row + run.length], out=buffer[: run.length])
+                torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=sums[run.first : run.first + run.length])
+        found = np.empty((len(rows), self.blocks), dtype=np.float32)
+        found[which] = _host(sums)
+        return maxima, found
+
     def _summed(self, matrix: torch.Tensor, rows: Ints, scales: Scales) -> Floats:
-        """The weights of the blocks. Rows that lie together are taken together; what changes nothing is left out."""
-        plain = (scales.shifts == 0) & (scales.temperatures == 1)
-        edges = np.flatnonzero((np.diff(rows) != 1) | (plain[1:] != plain[:-1])) + 1
-        size = max(1, AT_ONCE // matrix.shape[1])
-        buffer = self.buffer("weights", size, matrix.device)
+        """The weights of the blocks of any rows."""
+        size, buffer = self._at_once(matrix)
         sums = torch.empty(len(rows), self.blocks, device=matrix.device)
-        for first, past in pairwise([0, *edges.tolist(), len(rows)]):
-            source = matrix[rows[first] : rows[first] + past - first]
-            for start in range(first, past, size):
-                stop = min(start + size, past)
-                weights = buffer[: stop - start]
-                if plain[first]:
-                    torch.exp(source[start - first : stop - first], out=weights)
-                else:
-                    shifts, temperatures = scales.shifts[start:stop, None], scales.temperatures[start:stop, None]
-                    torch.sub(source[start - first : stop - first], _at(shifts, matrix.device), out=weights)
-                    weights.div_(_at(temperatures, matrix.device)).exp_()
-                torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=sums[start:stop])
+        for run in _runs(rows, size):
+            some = slice(run.first, run.first + run.length)
+            shifts, temperatures = (
+                _at(scales.shifts[some], matrix.device),
+                _at(scales.temperatures[some], matrix.device),
+            )
+            weights = torch.sub(matrix[run.row : run.row + run.length], shifts[:, None], out=buffer[: run.length])
+            weights.div_(temperatures[:, None]).exp_()
+            torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=sums[some])
         return _host(sums)
+
+    def _at_once(self, matrix: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """How many rows' weights are made at once, and where."""
+        size = max(1, AT_ONCE // matrix.shape[1])
+        return size, self.buffer("weights", size, matrix.device)
 
     def scales(self, rows: Ints, temperatures: Floats) -> Scales:
         """Of some of the rows."""
@@ -212,6 +238,23 @@ def _exp(logits: Floats, shifts: Floats, temperatures: Floats) -> Doubles:
     """By torch, as for whole rows: that the bits are the same keeps the parts of a distribution in proportion."""
     shifted = torch.from_numpy(logits) - torch.from_numpy(shifts)
     return shifted.div_(torch.from_numpy(temperatures)).exp_().double().numpy()
+
+
+class _Run(NamedTuple):
+    """Rows that lie together and are taken together."""
+
+    first: int
+    """Where they begin among those that were asked for."""
+    row: int
+    length: int
+
+
+def _runs(rows: Ints, size: int) -> list[_Run]:
+    """Rising rows in runs, none of which crosses a multiple of ``size``."""
+    if not len(rows):
+        return []
+    edges = np.flatnonzero((np.diff(rows) != 1) | (np.diff(rows // size) != 0)) + 1
+    return [_Run(first, int(rows[first]), past - first) for first, past in pairwise([0, *edges.tolist(), len(rows)])]
 
 
 def _joined(some: npt.NDArray[np.float32], others: npt.NDArray[np.float32]) -> Floats:
