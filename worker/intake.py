@@ -22,13 +22,18 @@ logger = logging.getLogger(__name__)
 
 BLOCK_MS = 500
 """How long one read of the worker's stream blocks."""
+READ_AHEAD = 16
+"""Choices that may wait in the engine beyond those that run."""
 RETRY_S = 0.2
 REMEMBERED_S = 10.0
 """How long an ended job's id is kept: its claim may still be on the way to us."""
 
 
 class Intake:
-    """Claims jobs while there is room to run them; the others wait in Redis, where everybody sees them."""
+    """Claims jobs while there is room to run them, and a few more; the others wait in Redis, where everybody sees them.
+
+    The few more are what the scheduler chooses from by priority. Redis hands out jobs in the order of their arrival.
+    """
 
     def __init__(self, broker: Broker, worker: str, incarnation: str, journal: Journal, max_running: int) -> None:
         self._jobs = Jobs(broker)
@@ -82,7 +87,7 @@ class Intake:
 
     def _free(self) -> int:
         claimed = sum(max(claim.job.n, 1) for claim in self._claims)
-        return self._max_running - self._journal.open_choices - claimed
+        return self._max_running + READ_AHEAD - self._journal.open_choices - claimed
 
     async def read(self) -> None:
         """Claims jobs. Never returns."""

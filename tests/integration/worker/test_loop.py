@@ -15,6 +15,7 @@ from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.worker.one_worker import GATEWAY, LONG, OTHER_GATEWAY, Fleet, joined, running_worker
 from tests.support.waiting import until
 from worker.errors import LeaseLostError, StuckError
+from worker.intake import READ_AHEAD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,16 +64,40 @@ async def test_a_cancelled_job_stops_and_frees_its_blocks(broker: Broker, model_
 
 async def test_what_there_is_no_room_for_waits_in_redis(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
     async with running_worker(broker, model_dir, tmp_path, max_running=2) as fleet:
-        for i in range(5):
+        for i in range(2 + READ_AHEAD + 3):
             await fleet.submit(f"r{i}", [9, 8, 7 + i], LONG)
         await fleet.tokens("r1", 1)
-        (queue,) = await fleet.jobs.queues()
-        assert (queue.undelivered, queue.pending) == (3, 2)
-        for i in range(5):
+
+        async def read_ahead() -> bool:
+            (queue,) = await fleet.jobs.queues()
+            return (queue.undelivered, queue.pending) == (3, 2 + READ_AHEAD)
+
+        await until(read_ahead, within_s=10)
+        for i in range(2 + READ_AHEAD + 3):
             await fleet.jobs.cancel(f"r{i}")
         await fleet.idle()
         (queue,) = await fleet.jobs.queues()
         assert (queue.undelivered, queue.pending) == (0, 0)
+
+
+async def test_a_higher_priority_takes_a_place(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    """G07 through Redis: neither slots nor the order of arrival hold it up, and who gave way goes on unharmed."""
+
+    def urgent(job: job_pb2.Job) -> None:
+        job.priority = 5
+
+    async with running_worker(broker, model_dir, tmp_path, max_running=2) as fleet:
+        for i in range(4):
+            await fleet.submit(f"r{i}", [9, 8, 7 + i], 200)
+        await fleet.tokens("r1", 1)
+        await fleet.submit("urgent", [9, 8, 7], 20, edit=urgent)
+        assert len(joined(await fleet.ended("urgent"))) == 20
+        for i in range(4):
+            job = await fleet.jobs.get(f"r{i}")
+            assert job is not None
+            assert job.state is not JobState.ENDED
+        for i in range(4):
+            assert len(joined(await fleet.ended(f"r{i}"))) == 200
 
 
 async def test_a_deadline_ends_the_job_with_its_failure(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
