@@ -51,6 +51,7 @@ def test_salts_keep_prefixes_apart() -> None:
     assert hits == [0, 0, 0, 8]
 
 
+# F05
 def test_what_was_cached_at_submission_may_be_gone_at_admission() -> None:
     scheduler = make(num_blocks=4, max_running=1)
     scheduler_first = add(scheduler, "a", 9, first=0)
