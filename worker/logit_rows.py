@@ -108,60 +108,54 @@ class LogitRows:
     def add(self, matrix: torch.Tensor, wanted: Wanted) -> None:
         """Take more rows, from a ``buffer``. Of ``wanted`` ones sum the weights."""
         rows = wanted.rows - self._starts[-1]
-        maxima, sums = self._scan(matrix, rows, wanted.temperatures == 1)
+        maxima, sums = self._scan(matrix, rows, wanted.temperatures)
         self.maxima = _joined(self.maxima, _host(maxima))
         self.highest = _joined(self.highest, _host(maxima.amax(dim=-1)))
         if len(rows):
             scales = self.scales(wanted.rows, wanted.temperatures)
-            others = np.flatnonzero((scales.shifts != 0) | (scales.temperatures != 1))
-            if len(others):
-                sums[others] = self._summed(matrix, rows[others], scales.of(others))
-            self.sums = _joined(self.sums, sums)
+            for index in np.flatnonzero((scales.shifts != 0) & (scales.temperatures == 1)).tolist():
+                row = slice(rows[index], rows[index] + 1)
+                self._sum(
+                    matrix[row], _at(scales.shifts[index : index + 1], matrix.device), None, sums[index : index + 1]
+                )
+            self.sums = _joined(self.sums, _host(sums))
             self.sum_scales = self.sum_scales.with_others(scales)
         self._parts.append(matrix)
         self._starts.append(self._starts[-1] + len(matrix))
 
-    def _scan(self, matrix: torch.Tensor, rows: Ints, plain: Flags) -> tuple[torch.Tensor, Floats]:
-        """The blocks' maxima, and of ``rows`` that are ``plain`` also their weights, while the logits are at hand.
+    def _scan(self, matrix: torch.Tensor, rows: Ints, temperatures: Floats) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks' maxima, and the sums of the weights of ``rows`` while their logits are at hand.
 
-        Plain are those at temperature 1. It is nearly always right to take ``exp`` of them as they are.
+        At temperature 1 ``exp`` is taken of the logits as they are, which is nearly always right.
         """
-        size, buffer = self._at_once(matrix)
         maxima = torch.empty(len(matrix), self.blocks, device=matrix.device)
-        which = np.flatnonzero(plain)
-        runs = deque(_runs(rows[which], size))
-        sums = torch.empty(len(which), self.blocks, device=matrix.device)
+        sums = torch.empty(len(rows), self.blocks, device=matrix.device)
+        size = max(1, AT_ONCE // matrix.shape[1]) if len(rows) else len(matrix)
+        runs = deque(_runs(rows, temperatures == 1, size))
+        divisors = _at(temperatures, matrix.device)
         for start in range(0, len(matrix), size):
-            torch.amax(
-                matrix[start : start + size].view(-1, self.blocks, BLOCK), dim=-1, out=maxima[start : start + size]
-            )
+            some = slice(start, start + size)
+            torch.amax(matrix[some].view(-1, self.blocks, BLOCK), dim=-1, out=maxima[some])
             while runs and runs[0].row < start + size:
                 run = runs.popleft()
-                weights = torch.exp(matrix[run.row : run.row + run.length], out=buffer[: run.length])
-                torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=sums[run.first : run.first + run.length])
-        found = np.empty((len(rows), self.blocks), dtype=np.float32)
-        found[which] = _host(sums)
-        return maxima, found
+                own, theirs = slice(run.row, run.row + run.length), slice(run.first, run.first + run.length)
+                if run.plain:
+                    self._sum(matrix[own], None, None, sums[theirs])
+                else:
+                    self._sum(matrix[own], maxima[own].amax(dim=-1), divisors[theirs], sums[theirs])
+        return maxima, sums
 
-    def _summed(self, matrix: torch.Tensor, rows: Ints, scales: Scales) -> Floats:
-        """The weights of the blocks of any rows."""
-        size, buffer = self._at_once(matrix)
-        sums = torch.empty(len(rows), self.blocks, device=matrix.device)
-        for run in _runs(rows, size):
-            some = slice(run.first, run.first + run.length)
-            shifts, temperatures = (
-                _at(scales.shifts[some], matrix.device),
-                _at(scales.temperatures[some], matrix.device),
-            )
-            weights = torch.sub(matrix[run.row : run.row + run.length], shifts[:, None], out=buffer[: run.length])
-            weights.div_(temperatures[:, None]).exp_()
-            torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=sums[some])
-        return _host(sums)
-
-    def _at_once(self, matrix: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """How many rows' weights are made at once, and where."""
-        size = max(1, AT_ONCE // matrix.shape[1])
-        return size, self.buffer("weights", size, matrix.device)
+    def _sum(
+        self, logits: torch.Tensor, shifts: torch.Tensor | None, divisors: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """Sum the weights of some rows' blocks."""
+        weights = self.buffer("weights", len(logits), logits.device)
+        if shifts is not None:
+            logits = torch.sub(logits, shifts[:, None], out=weights)
+        if divisors is not None:
+            logits = torch.div(logits, divisors[:, None], out=weights)
+        torch.exp(logits, out=weights)
+        torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=out)
 
     def scales(self, rows: Ints, temperatures: Floats) -> Scales:
         """Of some of the rows."""
@@ -241,20 +235,22 @@ def _exp(logits: Floats, shifts: Floats, temperatures: Floats) -> Doubles:
 
 
 class _Run(NamedTuple):
-    """Rows that lie together and are taken together."""
+    """Rows that lie together, are all plain or all not, and are taken together."""
 
     first: int
     """Where they begin among those that were asked for."""
     row: int
     length: int
+    plain: bool
 
 
-def _runs(rows: Ints, size: int) -> list[_Run]:
+def _runs(rows: Ints, plain: Flags, size: int) -> list[_Run]:
     """Rising rows in runs, none of which crosses a multiple of ``size``."""
     if not len(rows):
         return []
-    edges = np.flatnonzero((np.diff(rows) != 1) | (np.diff(rows // size) != 0)) + 1
-    return [_Run(first, int(rows[first]), past - first) for first, past in pairwise([0, *edges.tolist(), len(rows)])]
+    breaks = (np.diff(rows) != 1) | (plain[1:] != plain[:-1]) | (np.diff(rows // size) != 0)
+    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
+    return [_Run(first, int(rows[first]), past - first, bool(plain[first])) for first, past in pairwise(edges)]
 
 
 def _joined(some: npt.NDArray[np.float32], others: npt.NDArray[np.float32]) -> Floats:
