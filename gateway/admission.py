@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import AdmissionError, shown
-from kvstore.records import MAX_CHOICES
+from kvstore.records import MAX_CHOICES, MAX_PRIORITY
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ MAX_STOPS: Final = 16
 MAX_STOP_BYTES: Final = 256
 MAX_STOP_TOKENS: Final = 64
 MAX_TEMPERATURE: Final = 100.0
-MAX_PRIORITY: Final = 100
 MAX_TOP: Final = 20
 """Likeliest tokens beside each token, in `logprobs` and `prompt_logprobs`."""
 MAX_PROMPT_LOGPROBS: Final = 131072

@@ -94,6 +94,9 @@ class JobRecord:
     """As in Claim."""
 
 
+MAX_PRIORITY = 100
+"""Priorities lie between minus this and this."""
+
 MAX_CHOICES = 32
 """Choices that a job may have."""
 
@@ -119,7 +122,8 @@ def parse_job(payload: bytes | None, request_id: str) -> job_pb2.Job | None:
         job = job_pb2.Job.FromString(payload or b"")
     except DecodeError:
         return None
-    return job if job.request_id == request_id and job.prompt_token_ids else None
+    sound = job.request_id == request_id and job.prompt_token_ids and job.n <= MAX_CHOICES
+    return job if sound else None
 
 
 def parse_claim(entry: Entry, job: job_pb2.Job, answer: list[bytes], now_ms: int) -> Claim:

@@ -52,6 +52,8 @@ class Drawn:
     logprobs: TokenLogprobs | None = None
     error: str = ""
     """Without a token: what was wrong, for the caller to read."""
+    finite: bool = True
+    """False: the row was not made of numbers, so what it was made from is in doubt too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from worker.scheduler import Scheduled
 from worker.step import StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
 
     from worker.draw import Draw, Drawn, Sampler, TokenLogprobs
@@ -145,27 +145,36 @@ def _scores(sequence: Sequence, row: int, count: int) -> list[Score]:
 
 
 def _result(num_tokens: int, drawn: list[Drawn], scores: Many[TokenLogprobs]) -> Result:
-    error = next((one.error for one in drawn if one.token_id is None), "")
-    if not error and any(math.isnan(score.logprob) for score in scores):
-        error = "non-finite logits"
-    return Result(0, error=error, poisoned=True) if error else Result(num_tokens, drawn, scores)
+    failed = next((one for one in drawn if one.token_id is None), None)
+    if failed is not None:
+        return Result(0, error=failed.error, poisoned=not failed.finite)
+    if any(math.isnan(score.logprob) for score in scores):
+        return Result(0, error="non-finite logits", poisoned=True)
+    return Result(num_tokens, drawn, scores)
 
 
 def _note(failure: Exception, ran: Ran) -> bool:
     """Keep a failure, but nothing of what its frames held: the memory is wanted. Whether it was a lack of memory."""
     ran.failures.append(failure)
-    seen: set[int] = set()
-    cause: BaseException | None = failure
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    short = False
+    for cause in _causes(failure):
         traceback.clear_frames(cause.__traceback__)
-        cause = cause.__cause__ or cause.__context__
-    short = _is_out_of_memory(failure)
+        short = short or _is_out_of_memory(cause)
     ran.out_of_memory |= short
     return short
 
 
-def _is_out_of_memory(failure: Exception) -> bool:
+def _causes(failure: BaseException) -> Iterator[BaseException]:
+    """A failure, and what led to it, each once."""
+    seen: set[int] = set()
+    cause: BaseException | None = failure
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _is_out_of_memory(failure: BaseException) -> bool:
     if isinstance(failure, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(failure, RuntimeError) and any(text in str(failure) for text in OUT_OF_MEMORY)

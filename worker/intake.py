@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK_MS = 500
 """How long one read of the worker's stream blocks."""
+READ_AT_ONCE = 4
+"""Jobs per read. How many choices each has is known only once it is claimed, so few are read at a time."""
 READ_AHEAD = 16
 """Choices that may wait in the engine beyond those that run."""
 RETRY_S = 0.2
@@ -46,6 +48,8 @@ class Intake:
         self._max_running = max_running
         self._claims: list[Claim] = []
         self._ended: set[str] = set()
+        self._fenced: dict[str, int] = {}
+        """Of jobs whose write was refused: the attempt that it was made for."""
         self._rung: dict[str, float] = {}
         self._room = asyncio.Event()
         self._room.set()
@@ -66,16 +70,24 @@ class Intake:
         return len(self._claims)
 
     def take(self) -> tuple[list[Claim], set[str]]:
-        """New claims, and ids of jobs that were ended elsewhere since the last call. The latter are not among the
-        former."""
+        """New claims, and ids of jobs that were ended elsewhere since the last call. What is claimed of the
+        latter is a new attempt."""
         self.news.clear()
         ended, self._ended = self._ended, set()
-        claims, self._claims = [c for c in self._claims if c.job.request_id not in ended], []
-        return claims, ended
+        fenced, self._fenced = self._fenced, {}
+        claims, self._claims = self._claims, []
 
-    def drop(self, request_id: str) -> None:
-        """A job whose write was refused: it is not ours any more."""
-        self._ended.add(request_id)
+        def over(claim: Claim) -> bool:
+            request_id = claim.job.request_id
+            return request_id in ended or claim.attempt <= fenced.get(request_id, 0)
+
+        running = self._journal.running
+        lost = {request_id for request_id in fenced if request_id in running and over(running[request_id].claim)}
+        return [claim for claim in claims if not over(claim)], ended | lost
+
+    def drop(self, request_id: str, attempt: int) -> None:
+        """A job whose write was refused: this attempt at it is not ours any more. A later one may be."""
+        self._fenced[request_id] = max(attempt, self._fenced.get(request_id, 0))
         self.news.set()
 
     def update_room(self) -> None:
@@ -98,7 +110,7 @@ class Intake:
                 # Entries whose claim failed are kept: Redis counts them as delivered and never gives them again.
                 if not entries:
                     entries = await self._jobs.next_entries(
-                        self._reader, self._worker, self._incarnation, max(self._free(), 1), BLOCK_MS
+                        self._reader, self._worker, self._incarnation, min(max(self._free(), 1), READ_AT_ONCE), BLOCK_MS
                     )
                 claims = await self._jobs.claim(self._worker, self._incarnation, entries)
                 # The word that a job was ended may have overtaken the answer to its claim.

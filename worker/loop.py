@@ -62,7 +62,7 @@ class WorkerLoop:
         self._journal = Journal(config.id)
         self._stats: EngineStats = engine.stats()
         self._heartbeat = Heartbeat(broker, info, card, self._journal, lambda: self._stats, config.orphan_grace)
-        self._intake = Intake(broker, config.id, info.incarnation, self._journal, config.max_running)
+        self._intake = Intake(broker, config.id, info.incarnation, self._journal, info.max_running)
         self._committer = Committer(self._jobs, config.id, info.incarnation, self._settled)
         self._draining = asyncio.Event()
         self._drained_by: float | None = None
@@ -211,6 +211,6 @@ class WorkerLoop:
         last = self._journal.settle(delivery)
         if outcome is Commit.FENCED:
             self._metrics.fenced.inc()
-            self._intake.drop(delivery.request_id)
+            self._intake.drop(delivery.request_id, delivery.attempt)
         elif last:
             self._metrics.ended(inference_pb2.FinishReason.Name(delivery.chunk.finish).lower())

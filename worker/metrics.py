@@ -43,7 +43,9 @@ class WorkerMetrics:
         self.pool_events = Counter(
             "octavo_pool_events", "Changes in what the prefix cache offers, by kind", ["kind"], registry=registry
         )
-        self.evictions = Counter("octavo_evictions", "Cached blocks given up for new ones", registry=registry)
+        self.evictions = Counter(
+            "octavo_evictions", "Cached blocks given up for new ones or over the limit", registry=registry
+        )
         self.preemptions = Counter("octavo_preemptions", "Sequences sent back to be recomputed", registry=registry)
         self._gauges = [
             *(self.sequences.labels(state) for state in ("running", "waiting")),

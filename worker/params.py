@@ -15,9 +15,6 @@ GREEDY_BELOW = 1e-5
 SEED_LIMIT = 2**64
 """Seeds are unsigned 64-bit numbers."""
 
-MAX_PRIORITY = 100
-"""Priorities lie between minus this and this."""
-
 
 class AdmissionError(ValueError):
     """A request that can't be served here, ever. The message names the value and the limit."""
@@ -32,7 +29,7 @@ class AdmissionError(ValueError):
 class SamplingParams:
     """How the next token is chosen.
 
-    What changes the logits comes first, in this order: ``logit_bias``, end tokens before ``min_tokens``, the penalties.
+    What changes the logits comes first, in this order: ``logit_bias``, the penalties, end tokens before ``min_tokens``.
     Then ``temperature`` scales them, and of the distribution that this gives ``top_k``, ``top_p`` and ``min_p`` each
     keep a part: a token is left when all three keep it.
     """

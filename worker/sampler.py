@@ -82,7 +82,7 @@ class TorchSampler:
         tokens = batch.tokens(rows, possible).tolist()
         logprobs = batch.logprobs(rows, possible, tokens)
         return [
-            Drawn(token, about) if fine else Drawn(None, error=NOTHING_LEFT if finite else NON_FINITE)
+            Drawn(token, about) if fine else Drawn(None, error=NOTHING_LEFT if finite else NON_FINITE, finite=finite)
             for token, about, fine, finite in zip(tokens, logprobs, possible.tolist(), sound.tolist(), strict=True)
         ]
 

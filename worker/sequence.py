@@ -7,7 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvstore.block_hash import child
-from worker.params import MAX_PRIORITY, AdmissionError, check_token_ids
+from kvstore.records import MAX_CHOICES, MAX_PRIORITY
+from worker.params import AdmissionError, check_token_ids
 
 if TYPE_CHECKING:
     from kvstore.block_hash import BlockHash
@@ -26,7 +27,7 @@ class Finish(Enum):
     """Why a sequence ended. One that was aborted has no reason: nobody waits for it."""
 
     STOP = "stop"
-    """An end-of-sequence token or a stop string."""
+    """An end token of the model, a stop token or a stop string."""
     LENGTH = "length"
     """``max_tokens`` or the context's end."""
     ERROR = "error"
@@ -58,8 +59,8 @@ class Request:
         if not self.prompt:
             raise AdmissionError("the prompt is empty; it must have at least 1 token")
         check_token_ids("the prompt", (min(self.prompt), max(self.prompt)), vocab_size)
-        if self.n < 1:
-            raise AdmissionError(f"n is {self.n}; it must be at least 1")
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise AdmissionError(f"n is {self.n}; it must be 1 to {MAX_CHOICES}", MAX_CHOICES)
         if abs(self.priority) > MAX_PRIORITY:
             raise AdmissionError(f"priority is {self.priority}; it must be -{MAX_PRIORITY} to {MAX_PRIORITY}")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):

@@ -98,13 +98,14 @@ class EngineStats:
     blocks_cached: int
     blocks_used: int
     prefix_queried: int
-    """Total of prompt tokens looked up in the prefix cache, each prompt once, at its first admission."""
+    """Total of prompt tokens looked up in the prefix cache, each prompt once, at its first admission. Prompts whose own
+    log-probabilities are wanted are not: they must be computed."""
     prefix_hit: int
     """Total of those that were found."""
     evictions: int
-    """Total of cached blocks given up for new content."""
+    """Total of cached blocks given up, for new content or because too many were cached."""
     preemptions: int
-    """Total of times that a sequence was put back to wait for lack of blocks."""
+    """Total of times that a sequence was put back to wait, for lack of blocks or for one of higher priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class StepStats(EngineStats):
     """What a step did, and the state it left behind."""
 
     tokens: int
-    """Tokens computed in this step."""
+    """Tokens scheduled for this step. Fewer were computed where memory ran out or the model failed."""
     sequences: int
     """Sequences that took part in it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore import commits
-from kvstore.records import MAX_CHOICES, RECORD_FIELDS, JobState, charge, parse_record
+from kvstore.records import MAX_CHOICES, RECORD_FIELDS, JobState, charge, parse_job, parse_record
 from kvstore.token_log import MAX_BYTES, MAX_PUBLISHED
 from octavo.v1 import inference_pb2, job_pb2
 
@@ -13,6 +13,17 @@ def test_a_job_is_charged_its_prompt_once_and_every_answer_at_its_maximum() -> N
     for n, tokens in ((0, 13), (1, 13), (2, 23), (32, 323)):
         job.n = n
         assert charge(job) == tokens
+
+
+def test_a_payload_that_no_gateway_wrote_is_no_job() -> None:
+    job = job_pb2.Job(request_id="r", prompt_token_ids=[1], n=MAX_CHOICES)
+    assert parse_job(job.SerializeToString(), "r") == job
+    assert parse_job(job.SerializeToString(), "other") is None
+    for n in (MAX_CHOICES + 1, 2**32 - 1):
+        job.n = n
+        assert parse_job(job.SerializeToString(), "r") is None
+    assert parse_job(b"\x80\x04]", "r") is None
+    assert parse_job(None, "r") is None
 
 
 def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:

@@ -242,6 +242,59 @@ def test_bad_logits_inside_a_prompt_whose_log_probabilities_are_wanted_end_the_r
     assert [(one.last.error, one.prompt_logprobs) for one in failed] == [("non-finite logits", [])] * 2
 
 
+@dataclass
+class NanAt(PagedModel):
+    """Its logits after one position of a row are no numbers; all others are sound."""
+
+    position: int = 0
+
+    def _logits(self, row: StepRow, end: int) -> torch.Tensor:
+        logits = super()._logits(row, end)
+        return torch.full_like(logits, torch.nan) if end == self.position + 1 else logits
+
+
+def test_bad_logits_that_only_a_score_sees_end_the_request() -> None:
+    engine = engine_over(NanAt(16, BS, position=3))
+    (answer,) = run(engine, request("a", prompt_of(9), prompt_logprobs=0))
+    assert (answer.finish, answer.last.error, answer.token_ids) == (Finish.ERROR, "non-finite logits", [])
+    assert engine.stats().blocks_cached == 0
+    # Nobody looks at that position's logits here.
+    (answer,) = run(engine, request("b", prompt_of(9), max_tokens=2))
+    assert answer.finish is Finish.LENGTH
+
+
+def test_a_request_that_bans_all_there_is_costs_no_cached_block() -> None:
+    @dataclass
+    class OneWay(PagedModel):
+        def _logits(self, row: StepRow, end: int) -> torch.Tensor:
+            logits = torch.full((self.vocab_size,), -torch.inf)
+            logits[9] = 0.0
+            return logits
+
+    engine = engine_over(OneWay(16, BS))
+    run(engine, request("a", prompt_of(9), max_tokens=2))
+    cached = engine.stats().blocks_cached
+    assert cached == 2
+    (answer,) = run(engine, request("b", prompt_of(9), max_tokens=4, min_tokens=2, stop_token_ids=(9,)))
+    assert answer.finish is Finish.ERROR
+    assert "banned" in answer.last.error
+    assert engine.stats().blocks_cached == cached
+
+
+def test_a_lack_of_memory_is_known_by_its_cause_too() -> None:
+    @dataclass
+    class Wrapping(PagedModel):
+        def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+            try:
+                return super().forward(rows)
+            except torch.OutOfMemoryError as error:
+                raise RuntimeError("layer 3 failed") from error
+
+    engine = engine_over(Wrapping(64, BS, most_tokens=5))
+    (answer,) = run(engine, request("a", prompt_of(19), max_tokens=3))
+    assert answer.said == solo(request("a", prompt_of(19), max_tokens=3)).said
+
+
 def test_logits_of_the_wrong_shape_are_the_models_failure() -> None:
     @dataclass
     class Wrong(PagedModel):
