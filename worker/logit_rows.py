@@ -174,15 +174,14 @@ class LogitRows:
         They hold until the next call.
         """
         found = self._scratch.rows("found", len(rows), BLOCK, torch.device("cpu"))
-        for start, part in zip(self._starts, self._parts, strict=False):
-            here = (
-                slice(None) if len(self._parts) == 1 else np.flatnonzero((start <= rows) & (rows < start + len(part)))
-            )
-            wanted = torch.from_numpy((rows[here] - start) * self.blocks + blocks[here]).to(part.device)
-            if len(wanted) == len(found) and part.device == found.device:
-                torch.index_select(part.view(-1, BLOCK), 0, wanted, out=found)
-            elif len(wanted):
-                found[here] = part.view(-1, BLOCK).index_select(0, wanted).cpu()
+        for part, (first, past) in zip(self._parts, pairwise(self._starts), strict=True):
+            here = slice(None) if past - first == len(self.highest) else np.flatnonzero((first <= rows) & (rows < past))
+            wanted = torch.from_numpy((rows[here] - first) * self.blocks + blocks[here])
+            own = part.view(-1, BLOCK)
+            if len(self._parts) == 1 and own.device == found.device:
+                torch.index_select(own, 0, wanted, out=found)
+            else:
+                found[here] = own.index_select(0, wanted.to(own.device)).cpu()
         return found.numpy()
 
     def copy_into(self, buffer: torch.Tensor, rows: Ints) -> None:
