@@ -53,8 +53,9 @@ class Admissions:
 
     - A sequence comes in when there is a slot, and blocks for all its tokens, not only for those of its first step. So
       none is started that must stop half-way, and one that was preempted comes back only once others have ended.
-    - One whose next full block is announced waits until that is offered; one whose prompt is to be scored waits while
-      others take all the scores of a step. Those behind may pass it if they leave a slot and blocks for it.
+    - One whose next full block is announced by a better standing waits until that is offered; one whose prompt is to
+      be scored waits while others take all the scores of a step. Those behind may pass it if they leave a slot and
+      blocks for it.
     - One that lacks a slot or blocks may take the place of running ones with a lower priority and a worse standing,
       worst standing first, if that gives it what it lacks; each loses its place so at most ``MAX_DISPLACEMENTS`` times.
     - Otherwise nobody passes it.
@@ -88,7 +89,7 @@ class Admissions:
 
     def _consider(self, sequence: Sequence, plan: Plan) -> Admission | Waits:
         awaited = sequence.awaits
-        if awaited is not None and awaited in self._announcements and not self._pool.offers(awaited):
+        if awaited is not None and self._announcements.to_await(awaited, sequence) and not self._pool.offers(awaited):
             return Waits.FOR_OTHERS
         sequence.awaits = None
         if self._blocked == (sequence, self._pool.returns):
@@ -128,7 +129,7 @@ class Admissions:
     def _follows(self, sequence: Sequence, hits: int, usable: int) -> bool:
         """Whether it had better wait, as the block after its hits is being computed. Notes how far that goes."""
         end = hits
-        while end < usable and sequence.hashes[end] in self._announcements:
+        while end < usable and self._announcements.to_await(sequence.hashes[end], sequence):
             end += 1
         if end == hits:
             return False

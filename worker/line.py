@@ -56,33 +56,35 @@ class Line:
 class Announcements:
     """The full blocks that running sequences are going to compute and offer, by hash.
 
-    Of equal prefixes that arrive together only one is computed: who finds its next block announced waits for it.
+    Of equal prefixes that arrive together only one is computed: who finds its next block announced by a sequence with a
+    better standing waits for it. It would not be sooner alone. For one with a worse standing nobody waits: that one may
+    have to wait itself, for all that come between the two.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[BlockHash, int] = {}
+        self._announcers: dict[BlockHash, list[Sequence]] = {}
 
-    def __contains__(self, hash_: BlockHash) -> bool:
-        return hash_ in self._counts
+    def to_await(self, hash_: BlockHash, sequence: Sequence) -> bool:
+        """Whether a sequence had better wait for a block with this hash than compute it."""
+        return any(each.standing < sequence.standing for each in self._announcers.get(hash_, ()))
 
     def announce(self, sequence: Sequence, first: int, end: int) -> None:
         """A sequence is going to compute its blocks from ``first`` to before ``end``."""
         for hash_ in sequence.hash_blocks(end)[first:]:
-            self._counts[hash_] = self._counts.get(hash_, 0) + 1
+            self._announcers.setdefault(hash_, []).append(sequence)
         sequence.announced = end if first < end else 0
 
-    def keep(self, sequence: Sequence, first: int, end: int) -> None:
+    def drop(self, sequence: Sequence, first: int, end: int) -> None:
         """A sequence has computed, or won't compute, its announced blocks from ``first`` to before ``end``."""
         for hash_ in sequence.hashes[first : min(end, sequence.announced)]:
-            count = self._counts[hash_] - 1
-            if count:
-                self._counts[hash_] = count
-            else:
-                del self._counts[hash_]
+            announcers = self._announcers[hash_]
+            announcers.remove(sequence)
+            if not announcers:
+                del self._announcers[hash_]
 
     def withdraw(self, sequence: Sequence) -> None:
         """A sequence will offer nothing of what it has announced and not computed."""
-        self.keep(sequence, sequence.num_computed // sequence.block_size, sequence.announced)
+        self.drop(sequence, sequence.num_computed // sequence.block_size, sequence.announced)
         sequence.announced = 0
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
@@ -92,5 +94,9 @@ class Announcements:
             first, announced = sequence.num_computed // sequence.block_size, sequence.announced
             expected.announce(sequence, first, max(first, announced))
             sequence.announced = announced
-        if expected._counts != self._counts:
+        if _as_sets(expected._announcers) != _as_sets(self._announcers):
             raise IntegrityError("what is announced differs from what running sequences are going to compute")
+
+
+def _as_sets(announcers: dict[BlockHash, list[Sequence]]) -> dict[BlockHash, set[Sequence]]:
+    return {hash_: {*sequences} for hash_, sequences in announcers.items()}

@@ -65,7 +65,7 @@ class Tables:
         sequence.num_computed += num_tokens
         full = sequence.num_computed // block_size
         if full > before:
-            self._announcements.keep(sequence, before, full)
+            self._announcements.drop(sequence, before, full)
             self._seal(sequence, full)
         if sequence.copy is not None and num_tokens:
             # Not before the copy was sealed: it may have turned out to be the block that it was made from.

@@ -176,13 +176,15 @@ def test_no_sequence_starves_behind_higher_priorities() -> None:
 
 
 def test_who_passes_a_follower_by_displacement_leaves_a_place_for_it() -> None:
-    scheduler = make(max_running=2, logit_rows=1)
-    add(scheduler, "low", 2)
-    add(scheduler, "leader", 9, first=0, scored=True)
-    assert step(scheduler) == {"low": 2, "leader": 1}
-    add(scheduler, "follower", 9, first=0, priority=2)
+    scheduler = make(num_blocks=64, max_running=3, logit_rows=1)
+    add(scheduler, "low", 2, priority=-5)
+    add(scheduler, "lower", 2, priority=-6)
+    add(scheduler, "leader", 40, first=0, scored=True)
+    assert step(scheduler) == {"leader": 1, "low": 2, "lower": 2}
+    add(scheduler, "follower", 40, first=0)
+    for _ in range(20):
+        assert step(scheduler) == {"leader": 1, "low": 1, "lower": 1}
     add(scheduler, "high", 2, priority=1)
     # One of the two places would be enough for the high one.
-    assert step(scheduler) == {"high": 2}
-    assert step(scheduler) == {"high": 1, "follower": 9}
-    assert names(scheduler.waiting) == ["low", "leader"]
+    assert step(scheduler) == {"leader": 1, "high": 2}
+    assert names(scheduler.waiting) == ["follower", "low", "lower"]
