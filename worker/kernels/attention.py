@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worker.kernels.cores import choose
+from worker.kernels.methods import choose
 from worker.kernels.plan import PoolShape, StepPlan, TileBatch
+from worker.kernels.products import TILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 WORKSPACE_BYTES = 64 << 20
 """Space for gathered pages. A batch that needs more runs in pieces; at least one tile always runs."""
 
+_COPIED_AT_A_TIME = 64
+"""Blocks, so that the space for them stays bounded."""
+
 
 class PagedAttention:
     """The pages of all layers, and attention over them.
@@ -30,15 +34,24 @@ class PagedAttention:
         pool: number and size of blocks.
         dtype: float32 or bfloat16.
         device: of the pages.
+        tiles: numbers of rows that the model's products run at a time, largest first.
     """
 
-    def __init__(self, layers: Sequence[LayerSpec], pool: PoolShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        pool: PoolShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        tiles: tuple[int, ...] = TILES,
+    ) -> None:
         if pool.block_size < 1 or pool.block_size & (pool.block_size - 1):
             raise ValueError(f"block size {pool.block_size} is not a power of two")
         self.layers = tuple(layers)
         self.pool = pool
         self.dtype = dtype
         self.device = device
+        self.tiles = tiles
         chosen = {spec: choose(spec, dtype, device) for spec in dict.fromkeys(layers)}
         self.methods = tuple(chosen[spec] for spec in layers)
         self.pages, self._pools = self._allocate()
@@ -47,7 +60,7 @@ class PagedAttention:
     def plan(self, rows: Sequence[StepRow]) -> StepPlan:
         """The plan of a step; ``rows`` must not be empty."""
         widest = max(2 * spec.kv_heads * spec.head_size for spec in self.layers) * self.dtype.itemsize
-        return StepPlan(rows, self.pool, self.dtype, self.device, WORKSPACE_BYTES // widest)
+        return StepPlan(rows, self.pool, self.dtype, self.device, WORKSPACE_BYTES // widest, self.tiles)
 
     def begin(self, plan: StepPlan) -> None:
         """To be called before the layers of a step: clears the blocks that it begins.
@@ -60,9 +73,29 @@ class PagedAttention:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks of all layers, ``(from, to)`` each. No block is both copied from and copied to."""
-        source, target = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+        for start in range(0, len(pairs), _COPIED_AT_A_TIME):
+            some = torch.tensor(pairs[start : start + _COPIED_AT_A_TIME], dtype=torch.int64, device=self.device)
+            source, target = some.unbind(1)
+            for pool in self._pools:
+                pool.index_copy_(1, target, pool.index_select(1, source))
+
+    def damaged(self, plan: StepPlan) -> list[int]:
+        """The rows of a step that left a key or value in their pages, in any layer, that is not finite.
+
+        To be asked when all layers are done. What is not finite in one token can reach those before it in the same
+        tile, through masked scores, and so their keys and values in later layers.
+        """
+        found: set[int] = set()
+        heads = {pages.shape: method.heads for pages, method in zip(self.pages, self.methods, strict=True)}
         for pool in self._pools:
-            pool.index_copy_(1, target, pool.index_select(1, source))
+            kv_heads, size = pool.shape[2] // 2, pool.shape[-1]
+            indices = plan.layer(heads[pool.shape[1:]])
+            rows = torch.cat((indices.key_rows, indices.value_rows))
+            written = pool.view(len(pool), -1, size).index_select(1, rows)
+            if not written.sum().isfinite():
+                sound = written.isfinite().all(-1).all(0).view(2, plan.tokens, kv_heads)
+                found.update(plan.owners(~sound.all(-1).all(0)))
+        return sorted(found)
 
     def attend(
         self, layer: int, plan: StepPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -1,82 +1,97 @@
-"""Matrix products whose bits for one row do not depend on the rows beside it.
+"""Linear layers whose bits for one row do not depend on the rows beside it.
 
-A BLAS library picks its blocking by the number of rows, and with it the order in which a row's products are added: the
-same row comes out with other bits in a batch of 7 than in a batch of 300. On machines with AMX that holds for
-bfloat16 too. So the products here only ever see a few fixed numbers of rows, the *tiles*. Which of them agree, bit for
-bit and at any place in the tile, is measured when a layer is made: it differs between machines, types and shapes.
-
-It also differs with the number of threads, so layers are made under the number that they will run with. The smallest
-tile's bits did not, for any shape tried in bfloat16; in float32 those of large weights do.
-
-In bfloat16 the weight is reordered once for oneDNN, with a hint of one row. That is the layout whose results were the
-same for tiles of 16 to 128 rows for most shapes tried, and also the fastest.
+A layer runs its rows in tiles, see `worker.kernels.products`, where the form of the product and the sizes of the tiles
+are measured. That also differs with the number of threads, so layers are made under the number that they will run with.
 """
 
 from __future__ import annotations
 
-import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import nn
 
-from worker.kernels import probe
+from worker.kernels.products import FORMS, TILES, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-log = logging.getLogger(__name__)
-
-BASE_TILE = 16
-"""The smallest tile, in rows. A runner pads its rows to a multiple of it, once for the whole model."""
-
-TILES = (128, 64, 32, BASE_TILE)
-"""Tiles to try, largest first."""
+    from collections.abc import Sequence
 
 _FIXED_COST_ROWS = 45
 """What a product costs before its first row (mostly reading the weights), in rows. Only used to choose a padding."""
 
 
 class RowExactLinear(nn.Module):
-    """``y = x @ weight.T + bias`` with the promise of this module.
+    """``y = x @ weight.T + bias``, row by row as this module promises if its ``recipe`` is exact.
 
     Args:
-        weight: ``[out_features, in_features]``, float32 or bfloat16, on the CPU. Not kept when it gets packed.
+        weight: ``[out_features, in_features]``, float32 or bfloat16, on the CPU. Kept in the form of the recipe only.
         bias: ``[out_features]`` or None.
-        tiles: sizes known to agree for this shape, as `exact_tiles` returns them; None measures them.
+        lean: whether the weight is to be used as it is, and not copied into another form.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, tiles: tuple[int, ...] | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, lean: bool = False) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.packed = weight.dtype == torch.bfloat16 and has_packed_bfloat16()
-        self.tiles = (
-            exact_tiles(_bare_product, (self.out_features, self.in_features), weight.dtype) if tiles is None else tiles
-        )
-        self._weight = _pack(weight) if self.packed else weight.detach()
-        self._bias = None if bias is None else bias.detach()
+        shape = (self.out_features, self.in_features)
+        self.recipe = choose(shape, weight.dtype, bias=bias is not None, lean=lean)
+        self._product = FORMS[self.recipe.form](weight, None if bias is None else bias.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x``: ``[..., in_features]`` -> ``[..., out_features]``. Rows beside whole tiles are padded with zeros."""
-        rows = x.numel() // self.in_features
-        if rows in self.tiles:
+        rows, tiles = x.numel() // self.in_features, self.recipe.tiles
+        if rows in tiles and x.is_contiguous():
             return self._product(x)
-        flat = x.reshape(rows, self.in_features)
-        padded = -rows % self.tiles[-1]
+        flat = x.reshape(rows, self.in_features).contiguous()
+        padded = -rows % tiles[-1]
         if padded:
             flat = F.pad(flat, (0, 0, 0, padded))
-        pieces = [self._product(flat[start:stop]) for start, stop in cuts(rows + padded, self.tiles)]
-        result = torch.cat(pieces) if pieces else flat.new_empty(0, self.out_features)
+        result = flat.new_empty(rows + padded, self.out_features)
+        for start, stop in cuts(rows + padded, tiles):
+            result[start:stop] = self._product(flat[start:stop])
         return result[:rows].view(*x.shape[:-1], self.out_features)
-
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        return _packed_product(x, self._weight, self._bias) if self.packed else F.linear(x, self._weight, self._bias)
 
     def extra_repr(self) -> str:
         """For ``print(model)``."""
-        return f"{self.in_features}, {self.out_features}, tiles={self.tiles}, packed={self.packed}"
+        return f"{self.in_features}, {self.out_features}, {self.recipe.form}, tiles={self.recipe.tiles}"
+
+
+class RowExactWeight(torch.Tensor):
+    """A weight that a model hands to ``F.linear`` itself, which gives row-exact products with it.
+
+    Made by `wrap`, of two dimensions, or of three: one weight for each expert, of which one is picked before it is
+    used. All else is done to it as to any tensor, and gives plain tensors. No copy of the weight is kept.
+    """
+
+    layers: tuple[RowExactLinear, ...]
+
+    @classmethod
+    def wrap(cls, weight: torch.Tensor) -> RowExactWeight:
+        """``weight``: ``[out_features, in_features]`` or ``[experts, out_features, in_features]``."""
+        return cls._of(weight.detach(), [RowExactLinear(one, None, lean=True) for one in _matrices(weight)])
+
+    @classmethod
+    def _of(cls, weight: torch.Tensor, layers: Sequence[RowExactLinear]) -> RowExactWeight:
+        wrapped = weight.as_subclass(cls)
+        wrapped.layers = tuple(layers)
+        return wrapped
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, given: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function is F.linear and isinstance(given[1], cls) and given[1].ndim == 2 and not options:
+            (layer,), bias = given[1].layers, given[2] if len(given) > 2 else None
+            return layer(given[0]) if bias is None else layer(given[0]) + bias
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*given, **(options or {}))
+            picks = function is torch.Tensor.__getitem__ and given[0].ndim == 3 and result.ndim == 2
+            return cls._of(result, [given[0].layers[int(given[1])]]) if picks else result
+
+
+def _matrices(weight: torch.Tensor) -> list[torch.Tensor]:
+    return [weight] if weight.ndim == 2 else list(weight)
 
 
 @lru_cache(maxsize=4096)
@@ -104,60 +119,3 @@ def padded_rows(rows: int, tiles: tuple[int, ...] = TILES) -> int:
         return len(cuts(count, tiles)) * _FIXED_COST_ROWS + count
 
     return min(range(least, least + tiles[0], base), key=cost)
-
-
-def exact_tiles(
-    make: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]],
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    tiles: tuple[int, ...] = TILES,
-) -> tuple[int, ...]:
-    """Those of ``tiles`` that give each row the same bits as the smallest one does, at any place in the tile.
-
-    The smallest always stays, even where its own rows depend on their place: that is logged, and no promise holds.
-
-    Args:
-        make: from a weight ``[out_features, in_features]`` to its product with a number of rows.
-        shape: of the weight. A weight of our own is tried, see `worker.kernels.probe`.
-        dtype: of the weight and the rows.
-        tiles: largest first.
-    """
-    generator = torch.Generator().manual_seed(shape[1])
-    halves = probe.pairs(generator, shape[1])
-    product = make(probe.same(probe.spread(generator, *shape), halves, 1, -1).to(dtype))
-    rows = probe.same(probe.spread(generator, tiles[0], shape[1]), halves, 1).to(dtype)
-    base = tiles[-1]
-
-    def run(tile: int, shift: int) -> torch.Tensor:
-        moved = rows.roll(shift, 0)
-        result = torch.cat([product(moved[start : start + tile]) for start in range(0, len(rows), tile)])
-        return result.roll(-shift, 0)
-
-    expected = run(base, 0)
-    if not torch.equal(run(base, 5), expected):
-        log.warning("%s products with a weight of %s depend on a row's place in its tile", dtype, shape)
-    return tuple(
-        tile for tile in tiles if tile == base or all(torch.equal(run(tile, shift), expected) for shift in (0, 5))
-    )
-
-
-@lru_cache(maxsize=1)
-def has_packed_bfloat16() -> bool:
-    """Whether this build of PyTorch and this CPU have bfloat16 products with reordered weights."""
-    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _bare_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The product that a layer with this weight and no bias uses."""
-    if weight.dtype == torch.bfloat16 and has_packed_bfloat16():
-        packed = _pack(weight)
-        return lambda x: _packed_product(x, packed, None)
-    return lambda x: F.linear(x, weight)
-
-
-def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return cast("torch.Tensor", torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], ""))
-
-
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    return cast("torch.Tensor", torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 1))

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from worker.kernels.linear import padded_rows
+from worker.kernels.products import TILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,10 +114,17 @@ class StepPlan:
         dtype: of the model.
         device: where the tensors go.
         max_keys: gathered keys (tiles times padded keys) per batch, so that the space for them stays bounded.
+        tiles: numbers of rows that the products run at a time, largest first.
     """
 
     def __init__(
-        self, rows: Sequence[StepRow], pool: PoolShape, dtype: torch.dtype, device: torch.device, max_keys: int
+        self,
+        rows: Sequence[StepRow],
+        pool: PoolShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_keys: int,
+        tiles: tuple[int, ...] = TILES,
     ) -> None:
         self._pool = pool
         self._dtype = dtype
@@ -127,7 +135,8 @@ class StepPlan:
         self._end = self._start + self._count
         self._first = np.cumsum(self._count) - self._count
         self.real_tokens = int(self._count.sum())
-        self.tokens = padded_rows(self.real_tokens)
+        self.tokens = padded_rows(self.real_tokens, tiles)
+        self._tiles = tiles
         self._tables = self._block_tables(rows)
         self._layers: dict[Heads, LayerPlan] = {}
         self._place_tokens(rows)
@@ -139,6 +148,12 @@ class StepPlan:
         if plan is None:
             plan = self._layers[heads] = _LayerPlanner(self, heads).build()
         return plan
+
+    def owners(self, tokens: torch.Tensor) -> list[int]:
+        """Which rows some of the step's tokens belong to, ascending, each once. ``tokens``: bool ``[tokens]``."""
+        chosen = np.flatnonzero(tokens[: self.real_tokens].cpu().numpy())
+        owners: list[int] = np.unique(np.searchsorted(self._first, chosen, side="right") - 1).tolist()
+        return owners
 
     def tensor(self, values: NDArray[np.int64]) -> torch.Tensor:
         """``values`` on the step's device."""
@@ -172,7 +187,7 @@ class StepPlan:
         inside = np.arange(len(owner)) - (np.cumsum(wanted) - wanted)[owner]
         chosen = (self._first + self._count - wanted)[owner] + inside
         self.logit_count = len(chosen)
-        padding = padded_rows(self.logit_count) - self.logit_count if self.logit_count else 0
+        padding = padded_rows(self.logit_count, self._tiles) - self.logit_count if self.logit_count else 0
         self.logit_rows = self.tensor(np.pad(chosen, (0, padding)))
 
 

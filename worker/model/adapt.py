@@ -1,4 +1,4 @@
-"""Fits a transformers model to pages: routes its attention to us, and swaps what would depend on a row's neighbours.
+"""Fits a transformers model to pages: routes its attention to us.
 
 The library calls a registered function in every attention layer. One registered name serves a step; another only looks:
 it notes what each layer is like and refuses what the pages can't give it. Nothing is assumed from a model's name.
@@ -9,18 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.pytorch_utils import Conv1D
 
 from worker.kernels.cores import LayerSpec
-from worker.kernels.linear import RowExactLinear
 from worker.model.errors import ModelUnsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torch import nn
     from transformers import PreTrainedModel
 
 PAGED = "octavo_paged"
@@ -49,80 +46,26 @@ def register() -> None:
     AttentionMaskInterface.register(INSPECTED, _inspected_mask)
 
 
-def swap_products(model: nn.Module, progress: Callable[[str], None]) -> str:
-    """Replaces every linear layer by a row-exact one; returns their kind, ``packed`` or ``plain``."""
-    tiles: dict[tuple[int, ...], tuple[int, ...]] = {}
-    kind = "plain"
-    for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear:
-            weight = module.weight
-        elif type(module) is Conv1D:
-            weight = module.weight.T.contiguous()
-        else:
-            continue
-        shape = tuple(weight.shape)
-        exact = RowExactLinear(weight, module.bias, tiles.get(shape))
-        if shape not in tiles:
-            tiles[shape] = exact.tiles
-        if exact.packed:
-            kind = "packed"
-        model.set_submodule(name, exact)
-    kept = ", ".join(f"{shape[1]}>{shape[0]}: {'/'.join(map(str, sizes))}" for shape, sizes in tiles.items())
-    progress(f"row-exact products ({kind}), tiles of rows per shape: {kept}")
-    if any(parameter.ndim == 3 for parameter in model.parameters()):
-        progress("mixtures of experts multiply in batches of their own: their bits may depend on other rows")
-    return kind
-
-
-def swap_rotary(model: nn.Module, context_length: int) -> None:
-    """Replaces rotary embeddings by tables of what they give for each position."""
-    for name, module in list(model.named_modules()):
-        if type(module).__name__.endswith("RotaryEmbedding") and not isinstance(module, RotaryTable):
-            model.set_submodule(name, RotaryTable(module, context_length))
-
-
-class RotaryTable(nn.Module):
-    """Cosines and sines by position, computed once: faster, and vectorised remainders can't change a bit.
-
-    Args:
-        source: a module called with ``(x, position_ids, ...)`` that returns ``(cos, sin)``.
-        positions: how many positions there are.
-    """
-
-    def __init__(self, source: nn.Module, positions: int) -> None:
-        super().__init__()
-        self.source = source
-        self.positions = positions
-        self._tables: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As ``source``; ``position_ids`` is ``[1, tokens]``."""
-        key = (x.dtype, args, tuple(sorted(kwargs.items())))
-        if key not in self._tables:
-            self._tables[key] = self._table(x, position_ids.device, *args, **kwargs)
-        cos, sin = self._tables[key]
-        return F.embedding(position_ids, cos), F.embedding(position_ids, sin)
-
-    def _table(
-        self, x: torch.Tensor, device: torch.device, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        everything = torch.arange(self.positions, device=device)[None]
-        given = self.source(x, everything, *args, **kwargs)
-        if not isinstance(given, tuple) or len(given) != 2 or given[0].shape[:2] != everything.shape:
-            raise ModelUnsupported(f"{type(self.source).__name__}: rotary embeddings other than (cos, sin) by position")
-        cos, sin = given
-        return cos[0].contiguous(), sin[0].contiguous()
-
-
 def inspect(model: PreTrainedModel, layers: int, context_length: int) -> tuple[tuple[LayerSpec, ...], int]:
     """What each attention layer is like, in order, and the width of the logits.
 
     Raises:
         ModelUnsupported: something that attention over pages would silently get wrong.
     """
+    found, width = look(model, context_length)
+    if sorted(found) != list(range(layers)):
+        raise ModelUnsupported(
+            f"{model.config.model_type}: {len(found)} of {layers} layers attend through the attention interface; "
+            "recurrent, hybrid and cross-attending models can't run on pages"
+        )
+    return tuple(found[layer] for layer in range(layers)), width
+
+
+def look(model: PreTrainedModel, context_length: int) -> tuple[dict[int, LayerSpec], int]:
+    """A forward pass whose attention gives zeros: what each layer that attends is like, and the width of the logits."""
     inspector = _Inspector(model.config.model_type, context_length)
     model.set_attn_implementation(INSPECTED)
-    device = next(model.parameters()).device
+    device = model.get_input_embeddings().weight.device
     tokens = torch.zeros(1, _INSPECTED_TOKENS, dtype=torch.int64, device=device)
     positions = torch.arange(_INSPECTED_TOKENS, device=device)[None]
     try:
@@ -132,14 +75,8 @@ def inspect(model: PreTrainedModel, layers: int, context_length: int) -> tuple[t
         raise
     except Exception as error:
         raise ModelUnsupported(f"{model.config.model_type}: its forward pass does not fit pages: {error!r}") from error
-    found = inspector.specs
-    if sorted(found) != list(range(layers)):
-        raise ModelUnsupported(
-            f"{model.config.model_type}: {len(found)} of {layers} layers attend through the attention interface; "
-            "recurrent, hybrid and cross-attending models can't run on pages"
-        )
     model.set_attn_implementation(PAGED)
-    return tuple(found[layer] for layer in range(layers)), output.logits.shape[-1]
+    return inspector.specs, output.logits.shape[-1]
 
 
 class _Inspector:

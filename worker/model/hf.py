@@ -1,10 +1,10 @@
 """Any decoder-only transformers model, run on paged K/V through the library's attention interface.
 
 On the CPU a token's logits have the same bits on every path: alone or in a batch, in one chunk or many, decoded or
-prefilled, after a prefix of its own or another's. Three things make that so: products in fixed tiles of rows
-(`worker.kernels.linear`), attention whose shapes follow from the position (`worker.kernels.plan`), and tables for
-rotary embeddings. All else in these models treats each row alone. What this machine does not keep is measured at load
-and reported. The number of threads must be set before. On CUDA there is no such promise.
+prefilled, after a prefix of its own or another's. Products and activations see to that (`worker.model.swap`), and
+attention whose shapes follow from the position (`worker.kernels.plan`). All else in these models treats each row alone,
+which is checked. What this machine does not keep is measured at load and reported. It holds for the number of threads
+that was set at load. On CUDA there is no such promise.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from worker.kernels import probe
 from worker.kernels.attention import PagedAttention
 from worker.kernels.plan import PoolShape, StepPlan
 from worker.model import adapt
+from worker.model.audit import Audit
 from worker.model.errors import ModelDamaged, ModelUnsupported
 from worker.model.library import checked, quiet
+from worker.model.swap import RotaryTable, Swapped, swap, swap_rotary
 from worker.step import StepRow
 
 if TYPE_CHECKING:
@@ -33,12 +36,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAYOUT = "octavo-kv/1"
+LAYOUT = "octavo-kv/2"
 """Changes whenever the bits of a page may differ from those of an older version for the same tokens."""
 
 _CHECKED_TOKENS = 24
+_CHECK_POOL = PoolShape(num_blocks=4, block_size=16)
+"""Of its own, so that the fingerprint does not depend on the pool."""
+
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
 """Relative difference to transformers' own attention that is still rounding."""
+
+
+class NotFinite(ArithmeticError):  # noqa: N818 - reads as a fact
+    """A step left keys or values that are not finite in the pages of sequences that asked for no logits."""
 
 
 class HfRunner:
@@ -58,12 +68,19 @@ class HfRunner:
         self.block_size = attention.pool.block_size
         self.num_blocks = attention.pool.num_blocks
         self.fingerprint = fingerprint
-        """SHA-256 (hex) of all that decides the bits of a page: weights, configuration, dtype, device class, kernels,
-        layout; and of the tokenizer's files. Not of the number or size of blocks."""
+        """SHA-256 (hex) of all that decides the bits of a page: weights, configuration, dtype, device class, layout,
+        and what this machine computes with its libraries and number of threads; and of the tokenizer's files. Not of
+        the number or size of blocks."""
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
-        """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order."""
+        """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order.
+
+        The logits of a row that left anything in its pages that is not finite are all NaN.
+
+        Raises:
+            NotFinite: so did a row that asked for no logits. Nothing of this step may be used by others.
+        """
         plan = self.attention.plan(rows)
         self.attention.begin(plan)
         output = self.model(
@@ -73,8 +90,14 @@ class HfRunner:
             logits_to_keep=plan.logit_rows,
             octavo_step=_BoundStep(self.attention, plan),
         )
-        logits: torch.Tensor = output.logits[0, : plan.logit_count, : self.vocab_size]
-        return logits.float()
+        logits: torch.Tensor = output.logits[0, : plan.logit_count, : self.vocab_size].float()
+        for damaged in self.attention.damaged(plan):
+            wanted = rows[damaged].logits
+            if not wanted:
+                raise NotFinite("the keys or values of a chunk are not finite")
+            first = sum(row.logits for row in rows[:damaged])
+            logits[first : first + wanted] = torch.nan
+        return logits
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks of all layers, ``(from, to)`` each."""
@@ -106,24 +129,33 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     config = model.config.get_text_config()
     torch.nn.Module.to(model, files.device)
     layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
-    adapt.swap_rotary(model, files.context_length)
+    vocab_size = min(files.vocab_size, width)
+    swapped = _made_exact(model, files, progress)
+    attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device, swapped.tiles)
+    used = {f"{method.name} (tiles of {method.heads.narrow} and more)": method for method in attention.methods}
+    progress(f"attention over pages: {', '.join(sorted(used))}; {num_blocks} blocks of {block_size}")
     if files.device.type == "cpu":
-        products = adapt.swap_products(model, progress)
-    else:
-        products = "library"
-        progress(f"on {files.device.type}, a row's bits may depend on the rows beside it")
-    attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device)
-    used = sorted({f"{method.name} (tiles of {method.heads.narrow} and more)" for method in attention.methods})
-    progress(f"attention over pages: {', '.join(used)}; {num_blocks} blocks of {block_size}")
-    kernels = [products, *sorted({method.name for method in attention.methods})]
-    runner = HfRunner(
-        model,
-        attention,
-        vocab_size=min(files.vocab_size, width),
-        fingerprint=_fingerprint(files, model, kernels),
-    )
-    _check(runner, files)
-    return runner
+        swapped.digests.update({name: method.digest for name, method in used.items()})
+        swapped.doubts += [f"attention, {name}" for name, method in used.items() if not method.exact]
+    small = PagedAttention(layers, _CHECK_POOL, files.dtype, files.device, swapped.tiles)
+    _check(HfRunner(model, small, vocab_size=vocab_size, fingerprint=""), files, swapped)
+    for doubt in swapped.doubts:
+        progress(f"a token's bits may depend on its neighbours: {doubt}")
+    fingerprint = _fingerprint(files, model, swapped.digests)
+    return HfRunner(model, attention, vocab_size=vocab_size, fingerprint=fingerprint)
+
+
+def _made_exact(model: PreTrainedModel, files: ModelFiles, progress: Progress) -> Swapped:
+    """What was swapped in the model, so that a token's bits do not depend on its neighbours."""
+    if files.device.type != "cpu":
+        swap_rotary(model, files.context_length)
+        return Swapped(doubts=[f"{files.device.type} makes no promise"])
+    swapped = swap(model, files.context_length, files.dtype)
+    progress(swapped.summary)
+    with Audit(model) as audit:
+        adapt.look(model, files.context_length)
+    swapped.doubts += [f"the model computes {name} by itself" for name in sorted(audit.found)]
+    return swapped
 
 
 def _weights(files: ModelFiles) -> PreTrainedModel:
@@ -157,17 +189,17 @@ def _weights(files: ModelFiles) -> PreTrainedModel:
     return model
 
 
-def _check(runner: HfRunner, files: ModelFiles) -> None:
+def _check(runner: HfRunner, files: ModelFiles, swapped: Swapped) -> None:
     """Compares two short texts, run together on pages, with transformers' own attention on the same weights."""
-    count = min(_CHECKED_TOKENS, files.context_length, runner.block_size * (runner.num_blocks // 2))
+    count = min(_CHECKED_TOKENS, files.context_length)
     if count < 2:
         return
-    blocks = -(-count // runner.block_size)
+    blocks = runner.num_blocks // 2
     texts = [[(seed + 7 * index) % runner.vocab_size for index in range(count)] for seed in (11, 4)]
     tables = [list(range(start, start + blocks)) for start in (0, blocks)]
     model = runner.model
     try:
-        ours = runner.forward([StepRow(text, 0, table, 1) for text, table in zip(texts, tables, strict=True)])
+        ours = runner.forward([StepRow(text, 0, table, count) for text, table in zip(texts, tables, strict=True)])
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelUnsupported(f"{model.config.model_type}: its forward pass does not fit pages: {error!r}") from error
     model.set_attn_implementation("eager")
@@ -176,7 +208,7 @@ def _check(runner: HfRunner, files: ModelFiles) -> None:
             output = model(input_ids=torch.tensor(texts, device=ours.device), use_cache=False)
     finally:
         model.set_attn_implementation(adapt.PAGED)
-    theirs = output.logits[:, -1, : runner.vocab_size].float()
+    theirs = output.logits[..., : runner.vocab_size].flatten(0, 1).float()
     difference = float((ours - theirs).norm() / theirs.norm())
     log.info("against transformers' own attention: relative difference %.1e", difference)
     if not difference < _TOLERANCE[files.dtype]:
@@ -184,9 +216,13 @@ def _check(runner: HfRunner, files: ModelFiles) -> None:
             f"{model.config.model_type}: attention over pages gives other logits than transformers' own "
             f"(relative difference {difference:.2g}); this kind of model can't be served"
         )
+    if files.device.type == "cpu":
+        tables_made = [module.digest() for module in model.modules() if isinstance(module, RotaryTable)]
+        swapped.digests["rotary"] = " ".join(tables_made)
+        swapped.digests["logits"] = probe.digest([ours])
 
 
-def _fingerprint(files: ModelFiles, model: PreTrainedModel, kernels: list[str]) -> str:
+def _fingerprint(files: ModelFiles, model: PreTrainedModel, digests: dict[str, str]) -> str:
     config = model.config.to_diff_dict()
     for name in ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache"):
         config.pop(name, None)
@@ -196,7 +232,7 @@ def _fingerprint(files: ModelFiles, model: PreTrainedModel, kernels: list[str]) 
         "config": config,
         "dtype": _name(files.dtype),
         "device": files.device.type,
-        "kernels": kernels,
+        "computed": digests,
         "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
         "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),
     }

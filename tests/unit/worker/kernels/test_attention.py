@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.worker.kernels.book import Book, oracle
-from worker.kernels import attention, cores
+from worker.kernels import attention, cores, methods
 from worker.kernels.cores import LayerSpec, fused, reference
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_a_block_begun_again_shows_nothing_of_what_it_held(core: cores.Core, mon
     layer = spec()
     book = Book(layer, torch.float32, block_size=16, num_blocks=4, seed=0)
     method = book.attention.methods[0]
-    monkeypatch.setattr(book.attention, "methods", (cores.Method(core, "", method.heads),))
+    monkeypatch.setattr(book.attention, "methods", (methods.Method(core, "", method.heads),))
     broken = book.text(16)
     broken.key[3:] = torch.nan
     book.free[:0] = broken.table
@@ -100,7 +100,7 @@ def test_the_reference_ignores_what_no_row_may_see() -> None:
         poisoned = [given.masked_fill(hidden, torch.nan) for given in (key, value)]
         return reference(query, *poisoned, batch, *scale)
 
-    book.attention.methods = (cores.Method(keep, "poisoned", book.attention.methods[0].heads),)
+    book.attention.methods = (methods.Method(keep, "poisoned", book.attention.methods[0].heads),)
     book.step([(text, 100)])
     assert all(batches)
     assert (text.result().double() - oracle(spec(window=20), text)).abs().max() < 1e-5
@@ -117,25 +117,3 @@ def test_layers_of_several_shapes_share_a_pool() -> None:
     pages = attention.PagedAttention(layers, pool, torch.float32, torch.device("cpu")).pages
     assert [tuple(page.shape) for page in pages] == [(5, 4, 8, 32), (5, 2, 8, 32), (5, 4, 8, 32), (5, 4, 8, 16)]
     assert len({page.data_ptr() for page in pages}) == 4
-
-
-class TestChoose:
-    """Which core and which width a layer gets."""
-
-    def test_soft_capping_needs_the_reference(self) -> None:
-        assert cores.choose(spec(softcap=5.0), torch.float32, torch.device("cpu")).core is reference
-
-    def test_a_core_whose_bits_depend_on_the_batch_is_passed_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def uneven(query: torch.Tensor, *rest: object) -> torch.Tensor:
-            return query + len(query)
-
-        monkeypatch.setattr(cores, "fused", uneven)
-        assert cores.choose(spec(), torch.float32, torch.device("cpu")).core is reference
-
-    def test_the_narrowest_width_that_agrees_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def picky(query: torch.Tensor, *rest: object) -> torch.Tensor:
-            return query * (1.0 if query.shape[2] >= 12 else 2.0)
-
-        monkeypatch.setattr(cores, "fused", picky)
-        method = cores.choose(spec(group=3), torch.float32, torch.device("cpu"))
-        assert (method.core, method.heads.narrow, method.heads.wide) == (picky, 4, 32)

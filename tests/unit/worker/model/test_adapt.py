@@ -12,7 +12,7 @@ from transformers import AutoConfig, LlamaConfig
 
 from tests.unit.worker.model import tiny
 from worker.kernels.linear import RowExactLinear
-from worker.model import adapt, hf
+from worker.model import adapt, hf, swap
 from worker.model.errors import ModelDamaged, ModelUnsupported
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class TestSwaps:
 
         source = LlamaRotaryEmbedding(LlamaConfig(**SIZES))
         x, positions = torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([[5, 0, 511, 5]])
-        table = adapt.RotaryTable(source, 512)
+        table = swap.RotaryTable(source, 512)
         for ours, theirs in zip(table(x, positions), source(x, positions), strict=True):
             assert ours.dtype == torch.bfloat16
             assert torch.equal(ours, theirs)
@@ -163,7 +163,7 @@ class TestSwaps:
                 return torch.polar(torch.ones(1), torch.ones(1))
 
         with pytest.raises(ModelUnsupported, match="Complex: rotary embeddings other than"):
-            adapt.RotaryTable(Complex(), 8)(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))
+            swap.RotaryTable(Complex(), 8)(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))
 
 
 def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
