@@ -223,8 +223,6 @@ class Scheduler:
         while not self._tables.extend(sequence, num_tokens):
             victim = self.running[-1]
             self._preempt(victim, plan)
-            # Where running ones lack blocks nobody else is let in.
-            plan.closed = True
             if victim is sequence:
                 return False
         return True
