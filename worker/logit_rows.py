@@ -114,10 +114,8 @@ class LogitRows:
         if len(rows):
             scales = self.scales(wanted.rows, wanted.temperatures)
             for index in np.flatnonzero((scales.shifts != 0) & (scales.temperatures == 1)).tolist():
-                row = slice(rows[index], rows[index] + 1)
-                self._sum(
-                    matrix[row], _at(scales.shifts[index : index + 1], matrix.device), None, sums[index : index + 1]
-                )
+                one, row = slice(index, index + 1), matrix[int(rows[index])].view(1, self.blocks, BLOCK)
+                self._sum(row, _at(scales.shifts[one], matrix.device), None, sums[one])
             self.sums = _joined(self.sums, _host(sums))
             self.sum_scales = self.sum_scales.with_others(scales)
         self._parts.append(matrix)
@@ -128,34 +126,36 @@ class LogitRows:
 
         At temperature 1 ``exp`` is taken of the logits as they are, which is nearly always right.
         """
+        logits = matrix.view(-1, self.blocks, BLOCK)
+        if not len(rows):
+            return logits.amax(dim=-1), torch.empty(0, self.blocks, device=matrix.device)
         maxima = torch.empty(len(matrix), self.blocks, device=matrix.device)
         sums = torch.empty(len(rows), self.blocks, device=matrix.device)
-        size = max(1, AT_ONCE // matrix.shape[1]) if len(rows) else len(matrix)
-        runs = deque(_runs(rows, temperatures == 1, size))
         divisors = _at(temperatures, matrix.device)
+        size = max(1, AT_ONCE // matrix.shape[1])
+        runs = deque(_runs(rows, temperatures == 1, size))
         for start in range(0, len(matrix), size):
-            some = slice(start, start + size)
-            torch.amax(matrix[some].view(-1, self.blocks, BLOCK), dim=-1, out=maxima[some])
+            torch.amax(logits[start : start + size], dim=-1, out=maxima[start : start + size])
             while runs and runs[0].row < start + size:
-                run = runs.popleft()
-                own, theirs = slice(run.row, run.row + run.length), slice(run.first, run.first + run.length)
-                if run.plain:
-                    self._sum(matrix[own], None, None, sums[theirs])
+                first, row, past, plain = runs.popleft()
+                own, theirs = slice(row, row + past - first), slice(first, past)
+                if plain:
+                    self._sum(logits[own], None, None, sums[theirs])
                 else:
-                    self._sum(matrix[own], maxima[own].amax(dim=-1), divisors[theirs], sums[theirs])
+                    self._sum(logits[own], maxima[own].amax(dim=-1), divisors[theirs], sums[theirs])
         return maxima, sums
 
     def _sum(
         self, logits: torch.Tensor, shifts: torch.Tensor | None, divisors: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        """Sum the weights of some rows' blocks."""
-        weights = self.buffer("weights", len(logits), logits.device)
+        """Sum the weights of some rows' blocks, ``[rows, blocks, BLOCK]``."""
+        weights = self.buffer("weights", len(logits), logits.device).view_as(logits)
         if shifts is not None:
-            logits = torch.sub(logits, shifts[:, None], out=weights)
+            logits = torch.sub(logits, shifts[:, None, None], out=weights)
         if divisors is not None:
-            logits = torch.div(logits, divisors[:, None], out=weights)
+            logits = torch.div(logits, divisors[:, None, None], out=weights)
         torch.exp(logits, out=weights)
-        torch.sum(weights.view(-1, self.blocks, BLOCK), dim=-1, out=out)
+        torch.sum(weights, dim=-1, out=out)
 
     def scales(self, rows: Ints, temperatures: Floats) -> Scales:
         """Of some of the rows."""
@@ -239,7 +239,8 @@ class _Run(NamedTuple):
     first: int
     """Where they begin among those that were asked for."""
     row: int
-    length: int
+    past: int
+    """Where they end among those that were asked for."""
     plain: bool
 
 
@@ -249,7 +250,7 @@ def _runs(rows: Ints, plain: Flags, size: int) -> list[_Run]:
         return []
     breaks = (np.diff(rows) != 1) | (plain[1:] != plain[:-1]) | (np.diff(rows // size) != 0)
     edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
-    return [_Run(first, int(rows[first]), past - first, bool(plain[first])) for first, past in pairwise(edges)]
+    return [_Run(first, int(rows[first]), past, bool(plain[first])) for first, past in pairwise(edges)]
 
 
 def _joined(some: npt.NDArray[np.float32], others: npt.NDArray[np.float32]) -> Floats:
