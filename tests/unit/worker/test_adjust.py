@@ -126,7 +126,7 @@ def test_when_all_that_is_possible_is_banned_there_is_a_clear_error() -> None:
     draws[1] = replace(draws[1], banned=frozenset([0, 1]), logprobs=1)
     got = SAMPLER.draw(logits, draws)
     assert [drawn.token_id for drawn in got] == [expected[0], None, expected[2]]
-    assert (got[1].error, got[1].logprobs) == (NOTHING_LEFT, None)
+    assert (got[1].error, got[1].logprobs, got[1].finite) == (NOTHING_LEFT, None, True)
     draws[1] = replace(draws[1], banned=frozenset([1]))
     assert tokens_of(logits, draws) == [expected[0], 0, expected[2]]
 

@@ -19,15 +19,13 @@ from tests.unit.worker.sampling import (
     random_logits,
     tokens_of,
 )
-from worker.draw import Draw, Score
+from worker.draw import Draw, Drawn, Score
 from worker.params import SamplingParams
 from worker.penalties import TokenCounts
 from worker.sampler import NON_FINITE, TorchSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from worker.draw import Drawn
 
 
 def everything(rows: int, vocabulary: int) -> list[Draw]:
@@ -179,7 +177,7 @@ def test_a_row_with_a_value_that_is_no_number_fails_alone(bad: float, where: int
         broken = logits.clone()
         broken[row, where] = bad
         got = SAMPLER.draw(broken, draws)
-        assert (got[row].token_id, got[row].logprobs, got[row].error) == (None, None, NON_FINITE)
+        assert got[row] == Drawn(None, error=NON_FINITE, finite=False)
         assert [*got[:row], *got[row + 1 :]] == [*expected[:row], *expected[row + 1 :]]
 
 
