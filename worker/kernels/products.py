@@ -71,8 +71,10 @@ class Recipe(NamedTuple):
     """Whether a row's bits really do not depend on its neighbours."""
     digest: str
     """Of what this form makes of the probe's data: machines and numbers of threads with other bits have another."""
-    cost: float
-    """The time that 64 rows take, as a multiple of what torch's own product takes for them together."""
+    seconds: float
+    """That 64 rows took."""
+    plain_seconds: float
+    """That torch's own product took for them, all together."""
 
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -132,12 +134,12 @@ def measure(forms: Mapping[str, Form], shape: tuple[int, int], dtype: torch.dtyp
                 found = [trial.all(product, base) for trial, product in zip(trials, products, strict=True)]
                 tiles = _exact_tiles(trials, products, found, base)
                 if tiles:
-                    return Recipe(name, tiles, True, _digest(found), _cost(trials[0], products[0], tiles))
+                    return Recipe(name, tiles, True, _digest(found), *_times(trials[0], products[0], tiles))
     log.warning("%s products with a weight of %s: a row's bits depend on its place in every form", dtype, shape)
     name, form = next(iter(forms.items()))
     product = form(trials[0].weight, trials[0].bias)
     found = [trials[0].all(product, BASE_TILE)]
-    return Recipe(name, (BASE_TILE,), False, _digest(found), _cost(trials[0], product, (BASE_TILE,)))
+    return Recipe(name, (BASE_TILE,), False, _digest(found), *_times(trials[0], product, (BASE_TILE,)))
 
 
 def _exact_tiles(trials: list[Trial], products: list[Product], found: list[torch.Tensor], base: int) -> tuple[int, ...]:
@@ -156,17 +158,17 @@ def _digest(found: list[torch.Tensor]) -> str:
     return probe.digest(result[_WHOLE] for result in found)
 
 
-def _cost(trial: Trial, product: Product, tiles: tuple[int, ...]) -> float:
+def _times(trial: Trial, product: Product, tiles: tuple[int, ...]) -> tuple[float, float]:
     rows = trial.rows[:_TIMED_ROWS]
     pieces = torch.split(rows, next(tile for tile in tiles if tile <= _TIMED_ROWS))
     whole = plain(trial.weight, trial.bias)
-    return _seconds(lambda: [product(piece) for piece in pieces]) / _seconds(lambda: whole(rows))
+    return _seconds(lambda: [product(piece) for piece in pieces]), _seconds(lambda: whole(rows))
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The best of three runs; of one, where that takes long."""
+    """The best of five runs; of fewer, where one takes long."""
     best = float("inf")
-    for _ in range(3):
+    for _ in range(5):
         begin = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - begin)

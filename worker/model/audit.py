@@ -13,10 +13,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.kernels.elementwise import RowExactActivation
-from worker.kernels.linear import RowExactLinear
+from worker.kernels.linear import RowExactLinear, RowExactWeight
 from worker.model.swap import RotaryTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 
@@ -25,15 +27,15 @@ def _names(text: str) -> frozenset[str]:
 
 
 _MOVES = _names("""
-    alias arange cat chunk clone contiguous copy copy_ detach diff dropout embedding empty empty_like expand flatten
+    alias arange cat chunk clone contiguous copy copy_ detach detach_ diff dropout embedding empty empty_like expand flatten
     full full_like gather index index_add index_add_ index_copy_ index_put_ index_select item _local_scalar_dense
     lift_fresh masked_fill masked_fill_ new_empty new_full new_ones new_zeros nonzero one_hot ones ones_like permute
     repeat repeat_interleave reshape roll select slice sort split split_with_sizes squeeze stack t _to_copy to topk
     transpose type_as unbind unflatten unsqueeze view where zeros zeros_like
 """)
 _EXACT = _names("""
-    abs add add_ all __and__ any bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min cos div div_ eq exp
-    floor_divide ge gt is_nonzero isin le log logical_and logical_not logical_or lt maximum minimum mul mul_ ne neg
+    abs add add_ all __and__ any bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min cos div div_ eq equal exp
+    floor_divide ge greater gt is_nonzero isin le log logical_and logical_not logical_or lt maximum minimum mul mul_ ne neg
     __or__ pow reciprocal relu remainder rsqrt rsub sign sin sqrt square sub sub_ tanh
 """)
 _ALONG_ROWS = _names("amax amin argmax cumsum layer_norm log_softmax max mean min norm prod rms_norm softmax sum")
@@ -52,10 +54,9 @@ class Audit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Audit:
-        for module in self._model.modules():
-            if isinstance(module, RowExactLinear | RowExactActivation | RotaryTable):
-                self._hooks.append(module.register_forward_pre_hook(self._enter_module))
-                self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+        for module in _swapped_in(self._model):
+            self._hooks.append(module.register_forward_pre_hook(self._enter_module))
+            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -78,6 +79,15 @@ class Audit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._inside and (name not in SAFE or _is_rounded(name, given, options)):
             self.found.add(name)
         return function(*given, **options)
+
+
+def _swapped_in(model: nn.Module) -> Iterator[nn.Module]:
+    for module in model.modules():
+        if isinstance(module, RowExactLinear | RowExactActivation | RotaryTable):
+            yield module
+        for value in vars(module).values():
+            if isinstance(value, RowExactWeight):
+                yield from value.layers
 
 
 def _is_rounded(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> bool:

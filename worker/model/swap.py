@@ -106,10 +106,9 @@ def _note(layers: list[RowExactLinear], swapped: Swapped) -> None:
     recipes = [layer.recipe for layer in shapes.values()]
     base = math.lcm(*(recipe.tiles[-1] for recipe in recipes))
     swapped.tiles = tuple(tile for tile in TILES if all(tile in recipe.tiles for recipe in recipes)) or (base,)
-    weights = [layer.in_features * layer.out_features for layer in layers]
-    cost = sum(layer.recipe.cost * weight for layer, weight in zip(layers, weights, strict=True)) / sum(weights)
+    cost = sum(layer.recipe.seconds for layer in layers) / sum(layer.recipe.plain_seconds for layer in layers)
     kept = ", ".join(f"{name} {'/'.join(map(str, layer.recipe.tiles))}" for name, layer in shapes.items())
-    swapped.summary = f"row-exact products take {cost:.2f} times as long as plain ones; tiles of rows: {kept}"
+    swapped.summary = f"row-exact products took {cost:.2f} times as long as plain ones; tiles of rows: {kept}"
 
 
 class RotaryTable(nn.Module):

@@ -132,7 +132,7 @@ def test_recipes_belong_to_a_number_of_threads(monkeypatch: pytest.MonkeyPatch) 
 
     def spy(forms: object, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> products.Recipe:
         asked.append(shape)
-        return products.Recipe("plain", TILES, True, "", 1.0)
+        return products.Recipe("plain", TILES, True, "", 1.0, 1.0)
 
     monkeypatch.setattr(products, "measure", spy)
     products._choose.cache_clear()
