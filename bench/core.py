@@ -25,12 +25,12 @@ from bench.standin import (
 )
 from bench.stats import percentile
 from bench.waste import Waste, measure_waste
-from worker.block_pool import BlockPool
 from worker.detokenize import TokenBytes
 from worker.engine import Engine
 from worker.params import SamplingParams, StopParams
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Request
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from worker.detokenize import TextStream
-    from worker.draw import Draw, Drawn, Sampler, Score, TokenLogprobs
     from worker.params import StopParams
+    from worker.sampling.draw import Draw, Drawn, Sampler, Score, TokenLogprobs
     from worker.step import StepRow
 
 BANK = 64

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.standin import Clock, StandIn, made_up_table, peaked_logits
-from worker.block_pool import BlockPool
 from worker.engine import Engine
 from worker.params import SamplingParams, StopParams
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Request
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import AdmissionError, shown
-from kvstore.records import MAX_CHOICES, MAX_PRIORITY
+from kvstore.limits import MAX_CHOICES, MAX_PRIORITY
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:

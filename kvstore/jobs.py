@@ -23,10 +23,10 @@ from kvstore import queues as queues_module
 from kvstore.entries import Entry, EntryReader
 from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.keys import GROUP
+from kvstore.limits import MAX_CHOICES
 from kvstore.orphans import Reaper
 from kvstore.queues import QueueInfo
 from kvstore.records import (
-    MAX_CHOICES,
     RECORD_FIELDS,
     Claim,
     Commit,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
 
 __all__ = [
-    "MAX_CHOICES",
     "RETENTION_S",
     "Claim",
     "Commit",

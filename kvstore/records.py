@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from kvstore.limits import MAX_CHOICES
 from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
@@ -93,12 +94,6 @@ class JobRecord:
     remaining_ms: int | None
     """As in Claim."""
 
-
-MAX_PRIORITY = 100
-"""Priorities lie between minus this and this."""
-
-MAX_CHOICES = 32
-"""Choices that a job may have."""
 
 RECORD_FIELDS = (
     *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvstore.registry import ModelCard, WorkerInfo
-from worker.block_pool import BlockPool
 from worker.detokenize import TokenBytes, UnsupportedTokenizer
 from worker.engine import Engine
 from worker.model import hf, loader
 from worker.model.errors import ModelUnsupported
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,11 +9,11 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from kvstore.block_hash import root
-from worker.block_pool import IntegrityError
 from worker.forward import Forward
 from worker.live import LiveRequest
 from worker.params import AdmissionError
-from worker.scheduler import Scheduled
+from worker.scheduling.block_pool import IntegrityError
+from worker.scheduling.plan import Scheduled
 from worker.sequence import Sequence
 from worker.step import EngineStats, Output, StepOutput, StepStats
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from worker.detokenize import TextStream
-    from worker.draw import Draw, Drawn, Sampler
     from worker.forward import Result
     from worker.live import LiveChoice
     from worker.params import StopParams
-    from worker.scheduler import Scheduler
+    from worker.sampling.draw import Draw, Drawn, Sampler
+    from worker.scheduling.scheduler import Scheduler
     from worker.sequence import Request
     from worker.step import Runner
 

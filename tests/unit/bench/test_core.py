@@ -18,11 +18,11 @@ from bench.core import MODES, MOST_UNUSED, PARTS, CoreConfig, Kind, core_cells, 
 from bench.standin import Clock, StandIn, made_up_table, peaked_logits, prepared_tokenizer
 from bench.waste import measure_waste, occupancy
 from ops.cli import main
-from worker.block_pool import BlockPool
 from worker.detokenize import TextStream
 from worker.params import SamplingParams, StopParams
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Request, Sequence, Status
 from worker.step import StepRow
 

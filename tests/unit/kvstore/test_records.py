@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvstore import commits
-from kvstore.records import MAX_CHOICES, RECORD_FIELDS, JobState, charge, parse_job, parse_record
+from kvstore.limits import MAX_CHOICES
+from kvstore.records import RECORD_FIELDS, JobState, charge, parse_job, parse_record
 from kvstore.token_log import MAX_BYTES, MAX_PUBLISHED
 from octavo.v1 import inference_pb2, job_pb2
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvstore.block_hash import BlockHash, chain, root
 
 if TYPE_CHECKING:
-    from worker.block_pool import BlockPool
+    from worker.scheduling.block_pool import BlockPool
 
 BS = 4
 ROOT = root("model", BS)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from tests.unit.worker.paged_model import EOS, TABLE, VOCAB, Forced, PagedModel
-from worker.block_pool import BlockPool
 from worker.engine import Engine, Output, StepOutput
 from worker.params import SamplingParams, StopParams
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from worker.draw import TokenLogprobs
+    from worker.sampling.draw import TokenLogprobs
 
 BS = 4
 GREEDY = SamplingParams(temperature=0.0)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from worker.draw import Draw
 from worker.params import SamplingParams
-from worker.sampler import TorchSampler
+from worker.sampling.draw import Draw
+from worker.sampling.sampler import TorchSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import kvstore.block_hash
 from kvstore.block_hash import BlockHash, root
-from worker.block_pool import BlockPool, EventKind
 from worker.params import SamplingParams, StopParams
-from worker.scheduler import Scheduled, Scheduler
+from worker.scheduling.block_pool import BlockPool, EventKind
+from worker.scheduling.scheduler import Scheduled, Scheduler
 from worker.sequence import Request, Sequence, Status
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.block_hash import root
-from worker.block_pool import BlockPool
 from worker.params import SamplingParams, StopParams
-from worker.scheduler import Schedule, Scheduler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Schedule, Scheduler
 from worker.sequence import Request, Sequence
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from tests.unit.worker.sampling import (
     random_logits,
     tokens_of,
 )
-from worker.adjust import KNOWN_BIASES, Adjuster
-from worker.draw import Draw
 from worker.params import SamplingParams
-from worker.penalties import TokenCounts
-from worker.sampler import NOTHING_LEFT
+from worker.sampling.adjust import KNOWN_BIASES, Adjuster
+from worker.sampling.draw import Draw
+from worker.sampling.penalties import TokenCounts
+from worker.sampling.sampler import NOTHING_LEFT
 
 MOST = torch.finfo(torch.float32).max
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.worker.blocks import BS, counts, fill, grow, match, seal, tokens
-from worker.block_pool import BlockPool, IntegrityError
+from worker.scheduling.block_pool import BlockPool, IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,9 @@ from tests.unit.worker.engine_run import (
     solo,
     step,
 )
-from worker.block_pool import EventKind
 from worker.engine import AdmissionError
 from worker.params import SamplingParams
+from worker.scheduling.block_pool import EventKind
 from worker.sequence import Finish
 
 # One request

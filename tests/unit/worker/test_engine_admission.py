@@ -6,11 +6,11 @@ import pytest
 
 from tests.unit.worker.engine_run import BS, engine_of, finish_all, prompt_of, request, run, step
 from tests.unit.worker.paged_model import TABLE, VOCAB, PagedModel
-from worker.block_pool import BlockPool
 from worker.engine import AdmissionError, Engine
 from worker.params import SamplingParams
-from worker.sampler import TorchSampler
-from worker.scheduler import Scheduler
+from worker.sampling.sampler import TorchSampler
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Finish, Request
 
 # Admission

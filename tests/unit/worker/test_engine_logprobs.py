@@ -28,7 +28,7 @@ from worker.params import SamplingParams
 from worker.step import StepRow
 
 if TYPE_CHECKING:
-    from worker.draw import TokenLogprobs
+    from worker.sampling.draw import TokenLogprobs
 
 
 def by_the_model(token_ids: list[int], start: int, top: int) -> list[tuple[int, float, list[tuple[int, float]]]]:

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.worker.engine_run import BS, Answer, engine_of, solo_choices
 from tests.unit.worker.paged_model import EOS, NAN, POISON, VOCAB
-from worker.block_pool import EventKind
 from worker.engine import AdmissionError, Output
 from worker.params import SamplingParams, StopParams
+from worker.scheduling.block_pool import EventKind
 from worker.sequence import Finish, Request, Sequence, Status
 
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]

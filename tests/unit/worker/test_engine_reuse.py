@@ -25,8 +25,8 @@ from tests.unit.worker.engine_run import (
     step,
 )
 from tests.unit.worker.paged_model import NAN
-from worker.block_pool import EventKind
 from worker.params import SamplingParams
+from worker.scheduling.block_pool import EventKind
 from worker.sequence import Finish
 
 

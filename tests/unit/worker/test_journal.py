@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.jobs import Claim
 from octavo.v1 import inference_pb2, job_pb2
-from worker.draw import TokenLogprobs
 from worker.journal import Journal, request_of
 from worker.params import SamplingParams, StopParams
+from worker.sampling.draw import TokenLogprobs
 from worker.sequence import Finish, Request
 from worker.step import Output
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.unit.worker.sampling import random_logits
-from worker.likeliest import edges_by_count, edges_by_share
-from worker.logit_rows import LogitRows, Scratch, Wanted
+from worker.sampling.likeliest import edges_by_count, edges_by_share
+from worker.sampling.logit_rows import LogitRows, Scratch, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from worker.logit_rows import Doubles
+    from worker.sampling.logit_rows import Doubles
 
 VOCABULARIES = [1, 3, 15, 16, 17, 63, 64, 65, 100, 1000, 1024, 4097, 32000, 49152, 50257, 128256]
 

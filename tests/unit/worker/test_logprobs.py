@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.unit.worker.sampling import GREEDY, KINDS, SAMPLER, VOCAB, each_row, mixed_params, random_logits
-from worker.draw import Draw, Score, TokenLogprobs
 from worker.params import SamplingParams
-from worker.penalties import TokenCounts
-from worker.sampler import NON_FINITE
+from worker.sampling.draw import Draw, Score, TokenLogprobs
+from worker.sampling.penalties import TokenCounts
+from worker.sampling.sampler import NON_FINITE
 
 
 def close(value: float) -> object:

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from kvstore.block_hash import root
 from tests.unit.worker.engine_run import engine_of, prompt_of, request, run
-from worker.block_pool import Event, EventKind
 from worker.metrics import WorkerMetrics
+from worker.scheduling.block_pool import Event, EventKind
 
 HASH = root("model", 16, "")
 

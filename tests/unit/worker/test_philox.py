@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.worker.sampling import VOCAB, alone, chi_square_fits, random_logits
 from worker.params import SamplingParams
-from worker.philox import philox, uniforms
+from worker.sampling.philox import philox, uniforms
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from tests.unit.worker.sampling import (
     random_logits,
     tokens_of,
 )
-from worker.choose import TRIES
 from worker.params import SamplingParams
+from worker.sampling.choose import TRIES
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_the_lowest_and_the_highest_random_number_choose_possible_tokens(
 ) -> None:
     logits = torch.full((VOCAB,), -math.inf)
     logits[[300, 500, 997]] = torch.tensor([1.0, 0.9, 0.8])
-    monkeypatch.setattr("worker.batch.uniforms", lambda *_: np.full((TRIES + 1, 1), number))
+    monkeypatch.setattr("worker.sampling.batch.uniforms", lambda *_: np.full((TRIES + 1, 1), number))
     for params in (
         SamplingParams(),
         SamplingParams(temperature=0.3),

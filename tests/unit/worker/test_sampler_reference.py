@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.worker.sampling import SAMPLER
-from worker.batch import LARGE_SHARE
-from worker.choose import TRIES
-from worker.draw import Draw
 from worker.params import SamplingParams
-from worker.penalties import TokenCounts
-from worker.philox import uniforms
-from worker.sampler import NON_FINITE, NOTHING_LEFT
+from worker.sampling.batch import LARGE_SHARE
+from worker.sampling.choose import TRIES
+from worker.sampling.draw import Draw
+from worker.sampling.penalties import TokenCounts
+from worker.sampling.philox import uniforms
+from worker.sampling.sampler import NON_FINITE, NOTHING_LEFT
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -19,10 +19,10 @@ from tests.unit.worker.sampling import (
     random_logits,
     tokens_of,
 )
-from worker.draw import Draw, Drawn, Score
 from worker.params import SamplingParams
-from worker.penalties import TokenCounts
-from worker.sampler import NON_FINITE, TorchSampler
+from worker.sampling.draw import Draw, Drawn, Score
+from worker.sampling.penalties import TokenCounts
+from worker.sampling.sampler import NON_FINITE, TorchSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

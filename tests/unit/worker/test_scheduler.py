@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.worker.scheduling import add, make, names, step
-from worker.block_pool import IntegrityError
+from worker.scheduling.block_pool import IntegrityError
 from worker.sequence import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worker.scheduler import Scheduler
+    from worker.scheduling.scheduler import Scheduler
 
 
 def test_a_prompt_and_its_decoding() -> None:

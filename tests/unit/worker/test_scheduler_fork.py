@@ -10,7 +10,7 @@ from tests.unit.worker.scheduling import add, finish, make, names, plan, step
 from worker.sequence import Status
 
 if TYPE_CHECKING:
-    from worker.scheduler import Scheduler
+    from worker.scheduling.scheduler import Scheduler
     from worker.sequence import Sequence
 
 

@@ -15,7 +15,7 @@ from tests.unit.worker.scheduler_world import POISONED, World
 from worker.params import AdmissionError
 
 if TYPE_CHECKING:
-    from worker.scheduler import Scheduled
+    from worker.scheduling.plan import Scheduled
 
 TOKENS = st.integers(0, 2)
 

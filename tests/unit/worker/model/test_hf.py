@@ -111,6 +111,61 @@ class TestBits:
         assert all(torch.equal(logits, cold.logits[length]) for length, logits in shared.logits.items())
 
 
+@FAMILIES
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+class TestCopies:
+    """A block that is copied is as good as the block."""
+
+    def test_a_last_token_computed_again_into_a_copy(self, family: str, dtype: torch.dtype, loaded: Loaded) -> None:
+        """As when a whole prompt is found in the cache: all but the last token are there, in blocks that are shared."""
+        runner, ids = loaded(family, dtype), tiny.tokens(3 * BLOCK)
+        first = tiny.feed(runner, Text(ids, [3, 1, 9]), 20)
+        runner.copy_blocks([(9, 70)])
+        again = tiny.feed(runner, Text(ids, [3, 1, 70], done=3 * BLOCK - 1))
+        assert torch.equal(again.logits[3 * BLOCK], first.logits[3 * BLOCK])
+        for pages in runner.attention.pages:
+            assert torch.equal(pages[70], pages[9])
+
+    def test_two_go_on_from_one_block(self, family: str, dtype: torch.dtype, loaded: Loaded) -> None:
+        """As choices of one request do: a copy of the block that is partly filled, then each its own tokens."""
+        runner, prompt = loaded(family, dtype), tiny.tokens(BLOCK + 5)
+        parent = tiny.feed(runner, Text(prompt, [3, 1]))
+        children = [
+            Text(prompt + tiny.tokens(20, table[1]), table, done=BLOCK + 5) for table in ([3, 1, 8], [3, 40, 41])
+        ]
+        runner.copy_blocks([(1, 40)])
+        for _ in range(20):
+            tiny.step(runner, *((child, 1) for child in children))
+        for child, table in zip(children, ([50, 51, 52], [53, 54, 55]), strict=True):
+            alone = tiny.feed(runner, Text(child.ids, table), BLOCK + 5)
+            assert torch.equal(alone.logits[BLOCK + 5], parent.logits[BLOCK + 5])
+            assert torch.equal(alone.logits[len(child.ids)], child.logits[len(child.ids)])
+
+
+def test_many_blocks_are_copied_and_none_is(loaded: Loaded) -> None:
+    runner = loaded("gemma2", torch.float32)
+    tiny.feed(runner, Text(tiny.tokens(BLOCK), [0]))
+    runner.copy_blocks([(0, block) for block in range(1, 150)])
+    runner.copy_blocks([])
+    for pages in runner.attention.pages:
+        assert all(torch.equal(pages[block], pages[0]) for block in (1, 64, 65, 149))
+        assert pages[150].isnan().all()
+
+
+@FAMILIES
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_logits_of_several_tokens_are_those_of_each(family: str, dtype: torch.dtype, loaded: Loaded) -> None:
+    runner, ids = loaded(family, dtype), tiny.tokens(150)
+    tables_of_three = tables(3, 10)
+    each = tiny.feed(runner, Text(ids, tables_of_three[0]), 20, *[1] * 130).logits
+    chunk = StepRow(ids[:150], 0, tables_of_three[1], 128)
+    near = StepRow(tiny.tokens(9, 5), 0, tables_of_three[2], 4)
+    logits = runner.forward([near, chunk, near])
+    assert logits.shape == (136, tiny.VOCAB)
+    assert torch.equal(logits[4:132], torch.stack([each[length] for length in range(23, 151)]))
+    assert torch.equal(logits[:4], logits[132:])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bits_and_fingerprint_do_not_depend_on_the_pool(dtype: torch.dtype, models: dict[str, Path]) -> None:
     ids = tiny.tokens(100)

@@ -149,8 +149,8 @@ def step(made: hf.HfRunner, *share: tuple[Text, int]) -> None:
 
 
 def feed(made: hf.HfRunner, text: Text, *pieces: int) -> Text:
-    """Runs a text alone, in these pieces; the rest in one."""
-    for count in (*pieces, len(text.ids) - sum(pieces)):
+    """Runs what is left of a text alone, in these pieces; the rest in one."""
+    for count in (*pieces, len(text.ids) - text.done - sum(pieces)):
         if count:
             step(made, (text, count))
     return text

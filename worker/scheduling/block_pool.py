@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
-from worker.block import Block, Event, EventKind, IntegrityError
+from worker.scheduling.block import Block, Event, EventKind, IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker.draw import TokenLogprobs
-from worker.likeliest import BOTTOM, edges_by_count, settle
-from worker.logit_rows import BLOCK
+from worker.sampling.draw import TokenLogprobs
+from worker.sampling.likeliest import BOTTOM, edges_by_count, settle
+from worker.sampling.logit_rows import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from worker.likeliest import Flags, Likeliest
-    from worker.logit_rows import Floats, Ints, LogitRows
+    from worker.sampling.likeliest import Flags, Likeliest
+    from worker.sampling.logit_rows import Floats, Ints, LogitRows
 
     Pairs = tuple[tuple[int, float], ...]
 

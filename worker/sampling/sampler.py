@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from worker.adjust import Adjuster
-from worker.batch import Batch, distinct_rows
-from worker.draw import Drawn, TokenLogprobs
-from worker.likeliest import MOST_ROWS
-from worker.logit_rows import LogitRows, Scratch, Wanted
-from worker.logprobs import token_logprobs
+from worker.sampling.adjust import Adjuster
+from worker.sampling.batch import Batch, distinct_rows
+from worker.sampling.draw import Drawn, TokenLogprobs
+from worker.sampling.likeliest import MOST_ROWS
+from worker.sampling.logit_rows import LogitRows, Scratch, Wanted
+from worker.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from worker.draw import Draw, Score
+    from worker.sampling.draw import Draw, Score
 
 AT_ONCE: Final = MOST_ROWS
 """Draws, or scores, that are made at once. It bounds the buffers too, which hold a row for each of them at most."""
@@ -41,7 +41,7 @@ NOTHING_LEFT: Final = "no token can be chosen: all that the model leaves possibl
 
 
 class TorchSampler:
-    """Implements ``worker.draw.Sampler``. One caller at a time: it keeps its buffers."""
+    """Implements ``worker.sampling.draw.Sampler``. One caller at a time: it keeps its buffers."""
 
     def __init__(self) -> None:
         self._scratch = Scratch()

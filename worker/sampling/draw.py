@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from worker.params import SamplingParams
-    from worker.penalties import TokenCounts
+    from worker.sampling.penalties import TokenCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Score:
 
 
 class Sampler(Protocol):
-    """Implemented by ``worker.sampler``. Both calls only read the logits, float32 ``[rows, vocabulary]``."""
+    """Implemented by ``worker.sampling.sampler``. Both calls only read the logits, float32 ``[rows, vocabulary]``."""
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """Choose a token for each draw. A draw's result depends on its own row and fields only."""

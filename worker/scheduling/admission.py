@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worker.block_pool import BlockPool
-    from worker.line import Announcements, Line
-    from worker.plan import Plan
+    from worker.scheduling.block_pool import BlockPool
+    from worker.scheduling.line import Announcements, Line
+    from worker.scheduling.plan import Plan
     from worker.sequence import Sequence
 
 MAX_DISPLACEMENTS = 2

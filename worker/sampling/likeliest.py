@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from worker.logit_rows import BLOCK
+from worker.sampling.logit_rows import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from worker.logit_rows import Doubles, Floats, Ints, LogitRows
+    from worker.sampling.logit_rows import Doubles, Floats, Ints, LogitRows
 
     Flags = npt.NDArray[np.bool_]
     Bits = npt.NDArray[np.uint32]

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from worker.block import IntegrityError
+from worker.scheduling.block import IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

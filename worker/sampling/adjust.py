@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from worker.logit_rows import MOST
+from worker.sampling.logit_rows import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from worker.draw import Draw
-    from worker.logit_rows import Doubles, Ints
+    from worker.sampling.draw import Draw
+    from worker.sampling.logit_rows import Doubles, Ints
 
 KNOWN_BIASES: Final = 256
 """How many requests' biases are kept as arrays."""

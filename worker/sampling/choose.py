@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from worker.likeliest import BOTTOM, edges_by_count, edges_by_share, settle, tokens_above
-from worker.logit_rows import BLOCK, MOST
+from worker.sampling.likeliest import BOTTOM, edges_by_count, edges_by_share, settle, tokens_above
+from worker.sampling.logit_rows import BLOCK, MOST
 
 if TYPE_CHECKING:
-    from worker.likeliest import Flags, Likeliest
-    from worker.logit_rows import Doubles, Floats, Ints, LogitRows, Scales
+    from worker.sampling.likeliest import Flags, Likeliest
+    from worker.sampling.logit_rows import Doubles, Floats, Ints, LogitRows, Scales
 
 BELOW_ONE: Final = 1 - 2.0**-53
 

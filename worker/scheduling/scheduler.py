@@ -18,25 +18,25 @@ behind is less than it needs. It comes back only when that has changed: because 
 a prefix that it shares, which each does once. Whoever is let in meanwhile had to leave room for it. So it is preempted
 no more often than twice the number of sequences with a better standing that live while it does, and that number is
 finite, for standing can't be improved. In addition a higher priority takes its place at most twice
-(``worker.admission``).
+(``worker.scheduling.admission``).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.admission import Admission, Admissions
-from worker.block import IntegrityError
-from worker.line import Announcements, Line
 from worker.params import AdmissionError
-from worker.plan import LOGIT_ROWS, Plan, Schedule, Scheduled
+from worker.scheduling.admission import Admission, Admissions
+from worker.scheduling.block import IntegrityError
+from worker.scheduling.line import Announcements, Line
+from worker.scheduling.plan import LOGIT_ROWS, Plan, Schedule, Scheduled
+from worker.scheduling.tables import Tables
 from worker.sequence import Sequence, Status
-from worker.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worker.block_pool import BlockPool
+    from worker.scheduling.block_pool import BlockPool
 
 __all__ = ["AGE_STEPS", "LOGIT_ROWS", "Schedule", "Scheduled", "Scheduler"]
 

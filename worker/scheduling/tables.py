@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.block import IntegrityError
+from worker.scheduling.block import IntegrityError
 
 if TYPE_CHECKING:
-    from worker.block_pool import BlockPool
-    from worker.line import Announcements, Line
+    from worker.scheduling.block_pool import BlockPool
+    from worker.scheduling.line import Announcements, Line
     from worker.sequence import Sequence
 
 

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from worker import choose
-from worker.adjust import adjusts
-from worker.logit_rows import MOST, Wanted
-from worker.logprobs import token_logprobs
-from worker.philox import uniforms
+from worker.sampling import choose
+from worker.sampling.adjust import adjusts
+from worker.sampling.logit_rows import MOST, Wanted
+from worker.sampling.logprobs import token_logprobs
+from worker.sampling.philox import uniforms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from worker.draw import Draw, TokenLogprobs
-    from worker.likeliest import Flags
-    from worker.logit_rows import Doubles, Floats, Ints, LogitRows
+    from worker.sampling.draw import Draw, TokenLogprobs
+    from worker.sampling.likeliest import Flags
+    from worker.sampling.logit_rows import Doubles, Floats, Ints, LogitRows
 
 LARGE_SHARE: Final = 0.5
 """From which ``top_p`` on tokens are drawn from all until one is within it."""
