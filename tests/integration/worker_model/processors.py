@@ -102,7 +102,10 @@ def check_model(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
             assert length not in solo.logits or torch.equal(logits, solo.logits[length]), length
             compared += length in solo.logits
     assert compared >= 6
-    return {"attention": sorted({method.name for method in runner.attention.methods}), "fingerprint": runner.fingerprint}
+    return {
+        "attention": sorted({method.name for method in runner.attention.methods}),
+        "fingerprint": runner.fingerprint,
+    }
 
 
 def check(threads: int, native: bool, shapes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
@@ -156,8 +159,8 @@ def main() -> None:
             print(f"{environment}, {threads} threads: equal bits, in {time.monotonic() - begin:.0f} s", flush=True)
             for dtype, one in found.items():
                 print(f"  {dtype}: {one['products']}")
-                print(f"    {({name: ', '.join(made['attention']) for name, made in one.items() if name in MODELS})}")
-                print(f"    {({name: made['fingerprint'][:8] for name, made in one.items() if name in MODELS})}")
+                print(f"    { ({name: ', '.join(made['attention']) for name, made in one.items() if name in MODELS}) }")
+                print(f"    { ({name: made['fingerprint'][:8] for name, made in one.items() if name in MODELS}) }")
 
 
 if __name__ == "__main__":
