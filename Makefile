@@ -35,8 +35,10 @@ types: $(STAMP) ## mypy, strict
 unit: $(STAMP) ## unit tests
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -q -n 2 tests/unit
 
+# Fleets have both cores to themselves, since their tests say when things must have happened.
 test: $(STAMP) ## every test: unit, integration with real servers, whole fleets on the real model
-	$(BIN)/pytest
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile tests/unit tests/integration
+	$(BIN)/pytest tests/e2e
 
 demo: $(STAMP) ## start a fleet, ask it eight questions, show what happened, stop it
 	$(BIN)/octavo demo
