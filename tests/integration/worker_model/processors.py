@@ -37,6 +37,8 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 }
 """What to set so that a processor with AMX passes for a lesser one."""
 
+LACK_BFLOAT16 = frozenset({"AVX-512", "AVX2", "SSE4"})
+
 _ODD: dict[str, Any] = {"vocab_size": tiny.VOCAB, "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 6, "max_position_embeddings": tiny.CONTEXT}
 
@@ -143,24 +145,35 @@ def main() -> None:
     parser.add_argument("--few", action="store_true", help="small products only")
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
-    if not options.all:
-        logging.basicConfig(level=logging.WARNING)
-        shapes = tuple(shape for shape in SHAPES if max(shape) < 2000) if options.few else SHAPES
-        print(json.dumps(check(options.threads, not options.no_bfloat16, shapes)))
+    if options.all:
+        try_all()
         return
+    logging.basicConfig(level=logging.WARNING)
+    shapes = tuple(shape for shape in SHAPES if max(shape) < 2000) if options.few else SHAPES
+    say(json.dumps(check(options.threads, not options.no_bfloat16, shapes)))
+
+
+def try_all() -> None:
+    """Every environment, with one to three threads; a line or a failure for each, and what was chosen there."""
     for environment in ENVIRONMENTS:
         for threads in (1, 2, 3):
             begin = time.monotonic()
             try:
-                found = run(environment, threads, native=environment not in {"AVX-512", "AVX2", "SSE4"})
+                found = run(environment, threads, native=environment not in LACK_BFLOAT16)
             except AssertionError as error:
-                print(f"{environment}, {threads} threads: FAILED\n{error}", flush=True)
+                say(f"{environment}, {threads} threads: FAILED\n{error}")
                 continue
-            print(f"{environment}, {threads} threads: equal bits, in {time.monotonic() - begin:.0f} s", flush=True)
+            say(f"{environment}, {threads} threads: equal bits, in {time.monotonic() - begin:.0f} s")
             for dtype, one in found.items():
-                print(f"  {dtype}: {one['products']}")
-                print(f"    { ({name: ', '.join(made['attention']) for name, made in one.items() if name in MODELS}) }")
-                print(f"    { ({name: made['fingerprint'][:8] for name, made in one.items() if name in MODELS}) }")
+                models = {name: one[name] for name in MODELS}
+                say(f"  {dtype}: {one['products']}")
+                say(f"    {({name: ', '.join(made['attention']) for name, made in models.items()})}")
+                say(f"    {({name: made['fingerprint'][:8] for name, made in models.items()})}")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

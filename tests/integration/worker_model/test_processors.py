@@ -1,0 +1,47 @@
+"""The promise of equal bits on lesser processors than this one, and with more threads than it has cores.
+
+Each environment takes a process of its own, in which everything is asserted; see `processors`. On a processor without
+AVX-512, the environments are fewer than they say.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.worker_model.processors import LACK_BFLOAT16, MODELS, run
+
+pytestmark = pytest.mark.timeout(300)
+
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@cache
+def found(environment: str, threads: int) -> dict[str, Any]:
+    return run(environment, threads, native=environment not in LACK_BFLOAT16, few=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads", "form"),
+    [
+        ("AVX2", 2, "widened 16"),
+        ("AVX-512", 1, "widened 128/64/32/16"),
+        ("as it is", 3, ""),  # three threads divide few sizes evenly: the ends of their shares fall anywhere
+    ],
+)
+def test_equal_bits(environment: str, threads: int, form: str) -> None:
+    results = found(environment, threads)
+    assert [set(one) for one in results.values()] == [{"products", *MODELS}] * 2
+    if AVX512:  # else these environments change nothing
+        assert results["bfloat16"]["products"]["576>192"].startswith(form)
+
+
+@pytest.mark.skipif(not AVX512, reason="AVX2 is what this processor has")
+def test_fingerprints_tell_processors_apart() -> None:
+    """These two compute other bits."""
+    here, lesser = found("as it is", 3), found("AVX2", 2)
+    for dtype in ("bfloat16", "float32"):
+        assert all(here[dtype][name]["fingerprint"] != lesser[dtype][name]["fingerprint"] for name in MODELS)
