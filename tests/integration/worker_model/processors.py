@@ -167,8 +167,8 @@ def try_all() -> None:
             for dtype, one in found.items():
                 models = {name: one[name] for name in MODELS}
                 say(f"  {dtype}: {one['products']}")
-                say(f"    {({name: ', '.join(made['attention']) for name, made in models.items()})}")
-                say(f"    {({name: made['fingerprint'][:8] for name, made in models.items()})}")
+                say(f"    { ({name: ', '.join(made['attention']) for name, made in models.items()}) }")
+                say(f"    { ({name: made['fingerprint'][:8] for name, made in models.items()}) }")
 
 
 def say(line: str) -> None:
