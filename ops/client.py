@@ -276,4 +276,8 @@ def plain(message: Any) -> dict[str, Any]:
 
 def describe(error: grpc.aio.AioRpcError) -> str:
     """One line for people: `UNAVAILABLE: no live worker`."""
-    return f"{error.code().name}: {error.details() or 'no details'}"
+    details = error.details() or "no details"
+    if "failed to connect" in details:
+        # The library's own words, which name neither the cause nor the cure.
+        return f"UNAVAILABLE: nothing answers there; is `octavo up` running, and is --target right? ({details})"
+    return f"{error.code().name}: {details}"
