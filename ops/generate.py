@@ -84,11 +84,22 @@ class GenerateConfig:
     help="Add to a token's logit; may be given several times.",
 )
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
-@click.option("--stop-token", type=click.IntRange(0, 2**32 - 1), multiple=True, help="End with this token id; may be given several times.")
+@click.option(
+    "--stop-token",
+    type=click.IntRange(0, 2**32 - 1),
+    multiple=True,
+    help="End with this token id; may be given several times.",
+)
 @click.option("--include-stop", is_flag=True, help="Keep what ended the answer in its text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end token.")
-@click.option("--logprobs", type=click.IntRange(0, 2**32 - 1), help="Log-probabilities of the tokens, and of so many alternatives; with --json.")
-@click.option("--prompt-logprobs", type=click.IntRange(0, 2**32 - 1), help="The same for the prompt's tokens; with --json.")
+@click.option(
+    "--logprobs",
+    type=click.IntRange(0, 2**32 - 1),
+    help="Log-probabilities of the tokens, and of so many alternatives; with --json.",
+)
+@click.option(
+    "--prompt-logprobs", type=click.IntRange(0, 2**32 - 1), help="The same for the prompt's tokens; with --json."
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object at the end; with --n, one line per chunk as it comes."
 )
