@@ -163,6 +163,24 @@ def core(as_json: bool, threads: int | None, **values: Any) -> None:
     emit(told_waste(results["waste"]))
 
 
+@command.command("exact")
+@click.option("--rows", type=LevelsParam(), default="1,8,32,128,512", show_default=True, help="In a step, one by one.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--turns", type=click.IntRange(min=2), default=15, show_default=True, help="Of each measurement.")
+@click.option("--layers", type=click.IntRange(min=1), default=30, show_default=True, help="With weights of their own.")
+@click.option("--threads", type=click.IntRange(min=1), help="Default: as many as torch takes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def exact(as_json: bool, threads: int | None, **values: Any) -> None:
+    """Measure what equal bits cost: row-exact products and fixed attention tiles against torch's own."""
+    from bench.exact import EXACT_COLUMNS, ExactConfig, exact_cells, run_exact
+
+    results = run_exact(ExactConfig(threads=threads or 0, **values), note)
+    if as_json:
+        emit_json(results)
+        return
+    print_table(EXACT_COLUMNS, [exact_cells(operation) for operation in results["operations"]])
+
+
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:
     """Runs all levels and returns what goes into the file.
 
