@@ -36,7 +36,6 @@ from kvstore.records import (
     Submitted,
     charge,
     parse_claim,
-    parse_job,
     parse_record,
 )
 from kvstore.registry import LEASE_TTL_MS
@@ -165,13 +164,12 @@ class Jobs:
         for entry, answer in zip(entries, answers, strict=False):
             if answer == 0:
                 continue
-            job = parse_job(answer[0], entry.request_id)
-            if job is None:
+            try:
+                claims.append(parse_claim(entry, answer, int(now)))
+            except ValueError as error:
                 self._broker.malformed += 1
-                logger.warning("job %s ended: its payload does not parse", entry.request_id)
+                logger.warning("job %s ended: %s", entry.request_id, error)
                 await self._fail_unreadable(entry.request_id)
-                continue
-            claims.append(parse_claim(entry, job, answer, int(now)))
         return claims
 
     async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
@@ -226,11 +224,15 @@ class Jobs:
         )
 
     async def get(self, request_id: str) -> JobRecord | None:
-        """None when there is no such job, or its retention is over."""
+        """None when there is no such job, when its retention is over, or when its hash is not as we write it."""
         (seconds, micros), stored = await self._broker.pipeline(
             [("TIME",), ("HMGET", self._broker.keys.job(request_id), *RECORD_FIELDS)]
         )
-        return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
+        try:
+            return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
+        except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
+            self._broker.malformed += 1
+            return None
 
     async def end_orphans(self) -> list[str]:
         """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids.
@@ -257,7 +259,7 @@ class Jobs:
             request_id,
             finish=inference_pb2.ERROR,
             failure=job_pb2.FAILURE_INTERNAL,
-            error="the job's payload does not parse",
+            error="the job in the broker is damaged",
         )
 
 

@@ -108,8 +108,21 @@ def charge(job: job_pb2.Job) -> int:
     return len(job.prompt_token_ids) + max(job.n, 1) * job.stopping.max_tokens
 
 
+MOST_MS = 10**14
+"""No time that this system writes is as late (year 5138)."""
+MOST_ATTEMPTS = 2**31
+"""What a delivery has room for."""
+
+
 def _remaining(deadline_ms: bytes | None, now_ms: int) -> int | None:
-    return max(0, int(deadline_ms) - now_ms) if deadline_ms else None
+    return max(0, _number(deadline_ms, MOST_MS) - now_ms) if deadline_ms else None
+
+
+def _number(text: bytes | int | None, most: int) -> int:
+    """A count or a time as scripts write it. Raises ValueError on anything else."""
+    if text is None or len(str(text)) > 30 or not 0 <= int(text) <= most:
+        raise ValueError(f"{text!r:.40} is not 0 to {most}")
+    return int(text)
 
 
 def parse_job(payload: bytes | None, request_id: str) -> job_pb2.Job | None:
@@ -121,13 +134,23 @@ def parse_job(payload: bytes | None, request_id: str) -> job_pb2.Job | None:
     return job if sound else None
 
 
-def parse_claim(entry: Entry, job: job_pb2.Job, answer: list[bytes], now_ms: int) -> Claim:
-    _, attempt, gateway, submitted_ms, claimed_ms, deadline_ms = answer
+def parse_claim(entry: Entry, answer: list[bytes | None], now_ms: int) -> Claim:
+    """A claim from what the script read of a job. Raises ValueError when that isn't what we write."""
+    payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open = answer
+    job = parse_job(payload, entry.request_id)
+    if job is None:
+        raise ValueError("its payload does not parse")
+    count = _number(choices, MAX_CHOICES)
+    if count != max(job.n, 1) or not _number(still_open, count) >= 1:
+        raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {count} by its hash, {still_open!r} open")
+    attempts = _number(attempt, MOST_ATTEMPTS)
+    if gateway is None or attempts < 1:
+        raise ValueError(f"its gateway is {gateway!r:.40} and its attempt {attempts}")
     return Claim(
         job=job,
-        attempt=int(attempt),
+        attempt=attempts,
         remaining_ms=_remaining(deadline_ms, now_ms),
-        queued_ms=max(0, int(claimed_ms) - int(submitted_ms)),
+        queued_ms=max(0, _number(claimed_ms, MOST_MS) - _number(submitted_ms, MOST_MS)),
         gateway=gateway.decode(),
         entry_id=entry.entry_id,
     )

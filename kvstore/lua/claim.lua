@@ -4,7 +4,7 @@
 -- KEYS 1 stream   2 lease   3 load of this incarnation   4.. job of each entry
 -- ARGV 1 group    2 worker  3 incarnation   4 what the names of this worker's loads begin with   5.. entry ids
 -- Returns {now, then for each entry 0 (removed, or not ours) or {payload, attempt, gateway, submitted, claimed,
--- deadline or ''}}, times in ms; {} when another incarnation holds the lease.
+-- deadline or '', choices, open choices}}, times in ms; {} when another incarnation holds the lease.
 --
 -- Races closed: a job that was ended (cancel, deadline) between the read and the claim is not started; a claim that is
 -- repeated after a lost reply returns the first one, attempt unchanged, so that the job is neither lost nor counted
@@ -23,7 +23,7 @@ local claims = {now}
 for i = 1, #KEYS - 3 do
   local job, entry = KEYS[3 + i], ARGV[4 + i]
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'worker_incarnation', 'charge',
-    'claimed_ms', 'payload', 'gateway', 'submitted_ms', 'deadline_ms')
+    'claimed_ms', 'payload', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open')
   -- Also false for a job submitted anew under the same id, which has an entry of its own.
   local live = not seen.err and (seen[1] == 'queued' or seen[1] == 'running') and seen[2] == worker and seen[3] == entry
   if not live then
@@ -32,7 +32,10 @@ for i = 1, #KEYS - 3 do
   else
     local attempt, claimed = seen[5], seen[8]
     if seen[1] == 'queued' or seen[4] ~= incarnation then
-      attempt = redis.call('HINCRBY', job, 'attempt', 1)
+      attempt = redis.pcall('HINCRBY', job, 'attempt', 1)
+      if type(attempt) == 'table' then
+        attempt = 0 -- no number, so not written by us: the reader ends the job
+      end
       claimed = now
       redis.call('HSET', job, 'state', 'running', 'owner', incarnation, 'claimed_ms', now)
       if seen[6] ~= incarnation then
@@ -43,7 +46,7 @@ for i = 1, #KEYS - 3 do
         redis.call('HSET', job, 'worker_incarnation', incarnation)
       end
     end
-    claims[i + 1] = {seen[9], attempt, seen[10], seen[11], claimed, seen[12] or ''}
+    claims[i + 1] = {seen[9], attempt, seen[10], seen[11], claimed, seen[12] or '', seen[13], seen[14]}
   end
 end
 return claims

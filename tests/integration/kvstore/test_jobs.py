@@ -197,6 +197,34 @@ async def test_a_payload_that_does_not_parse_ends_its_job(stage: Stage, broker: 
         assert (delivery.chunk.finish, delivery.failure) == (inference_pb2.ERROR, job_pb2.FAILURE_INTERNAL)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("attempt", value) for value in (b"xyz", b"-5", b"9223372036854775807", b"1099511627776")),
+        *(("gateway", value) for value in (b"\xff\xfe", None)),
+        *(("submitted_ms", value) for value in (b"abc", None)),
+        *(("deadline_ms", value) for value in (b"abc", b"9" * 400)),
+        *(("choices", value) for value in (b"abc", b"4", None)),
+        *(("open", value) for value in (b"abc", b"0", b"4")),
+    ],
+)
+async def test_a_damaged_job_is_ended_and_harms_no_other(
+    stage: Stage, broker: Broker, name: str, value: bytes | None
+) -> None:
+    worker = await stage.worker()
+    for request_id in ("good", "bad", "next"):
+        await stage.submit(request_id, worker)
+    key = broker.keys.job("bad")
+    await broker.call("HDEL", key, name) if value is None else await broker.call("HSET", key, name, value)
+    claims = await stage.claim(worker)
+    assert [claim.job.request_id for claim in claims] == ["good", "next"]
+    (queue,) = await stage.jobs.queues()
+    assert (queue.undelivered, queue.pending) == (0, 2)
+    assert await broker.call("HGET", key, "state") == b"ended"
+    damaged = await stage.jobs.get("bad")
+    assert damaged is None or damaged.finish == inference_pb2.ERROR
+
+
 async def test_deadlines_are_told_as_time_left(stage: Stage) -> None:
     worker = await stage.worker()
     await stage.submit("past", worker, deadline_ms=-5)
