@@ -28,8 +28,9 @@ def _names(text: str) -> frozenset[str]:
 
 _MOVES = _names("""
     alias arange cat chunk clone contiguous copy copy_ detach detach_ diff dropout embedding empty empty_like expand
-    flatten full full_like gather index index_add index_add_ index_copy_ index_put_ index_select item _local_scalar_dense
-    lift_fresh masked_fill masked_fill_ new_empty new_full new_ones new_zeros nonzero one_hot ones ones_like permute
+    flatten full full_like gather index index_add index_add_ index_copy_ index_put_ index_select item
+    _local_scalar_dense lift_fresh masked_fill masked_fill_ new_empty new_full new_ones new_zeros nonzero one_hot ones ones_like
+    permute
     repeat repeat_interleave reshape roll select slice sort split split_with_sizes squeeze stack t _to_copy to topk
     transpose type_as unbind unflatten unsqueeze view where zeros zeros_like
 """)
