@@ -28,11 +28,10 @@ def _names(text: str) -> frozenset[str]:
 
 _MOVES = _names("""
     alias arange cat chunk clone contiguous copy copy_ detach detach_ diff dropout embedding empty empty_like expand
-    flatten full full_like gather index index_add index_add_ index_copy_ index_put_ index_select item
-    _local_scalar_dense lift_fresh masked_fill masked_fill_ new_empty new_full new_ones new_zeros nonzero one_hot ones ones_like
-    permute
-    repeat repeat_interleave reshape roll select slice sort split split_with_sizes squeeze stack t _to_copy to topk
-    transpose type_as unbind unflatten unsqueeze view where zeros zeros_like
+    flatten full full_like gather index index_add index_add_ index_copy_ index_put_ index_select item lift_fresh
+    _local_scalar_dense masked_fill masked_fill_ new_empty new_full new_ones new_zeros nonzero numpy_T one_hot ones
+    ones_like permute repeat repeat_interleave reshape roll select slice sort split split_with_sizes squeeze stack t
+    to _to_copy topk transpose type_as unbind unflatten unsqueeze view where zeros zeros_like
 """)
 _EXACT = _names("""
     abs add add_ all __and__ any bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min cos div div_ eq equal exp

@@ -139,6 +139,8 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     model = _weights(files)
     config = model.config.get_text_config()
     torch.nn.Module.to(model, files.device)
+    if files.device.type == "cpu" and any(parameter.ndim == 3 for parameter in model.parameters()):
+        model.set_experts_implementation("eager")  # one by one, with products that can be made exact
     layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
     vocab_size = min(files.vocab_size, width)
     swapped = _made_exact(model, files, progress)

@@ -27,7 +27,9 @@ from worker.model.errors import ModelUnsupported
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ACTIVATIONS = frozenset(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values()) | {nn.Softplus}
+ACTIVATIONS = frozenset(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values()) | {
+    *(nn.ELU, nn.GELU, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh)
+}
 """Classes of modules that are functions of single numbers."""
 
 
@@ -76,7 +78,6 @@ def _swap_activations(model: nn.Module, dtype: torch.dtype, swapped: Swapped) ->
 def _swap_products(model: PreTrainedModel, swapped: Swapped) -> None:
     """Every linear layer; and weights that modules multiply by themselves: those of routers and experts."""
     layers: list[RowExactLinear] = []
-    experts = False
     for name, module in list(model.named_modules()):
         if type(module) in (nn.Linear, Conv1D):
             weight = module.weight if type(module) is nn.Linear else module.weight.T.contiguous()
@@ -87,11 +88,8 @@ def _swap_products(model: PreTrainedModel, swapped: Swapped) -> None:
                 if parameter.ndim in (2, 3):
                     wrapped = RowExactWeight.wrap(parameter)
                     layers += wrapped.layers
-                    experts |= parameter.ndim == 3
                     del module._parameters[key]
                     setattr(module, key, wrapped)
-    if experts:
-        model.set_experts_implementation("eager")
     _note(layers, swapped)
 
 
