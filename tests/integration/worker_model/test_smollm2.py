@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -13,9 +14,11 @@ from tokenizers import Tokenizer
 
 from tests.unit.worker.model import tiny
 from tests.unit.worker.model.tiny import Text
+from worker.step import StepRow
 
 if TYPE_CHECKING:
     from tests.integration.worker_model.conftest import Loaded
+    from worker.model.loader import ModelFiles
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,8 +33,14 @@ def tables(count: int, blocks: int) -> list[list[int]]:
     return [order[at : at + blocks] for at in range(0, len(order), blocks)]
 
 
-def encode(files: object, text: str) -> list[int]:
-    found: list[int] = Tokenizer.from_str(files.tokenizer_json.decode()).encode(text).ids  # type: ignore[attr-defined]
+@cache
+def tokenizer(given: bytes) -> Tokenizer:
+    """Made once: it takes seconds."""
+    return Tokenizer.from_str(given.decode())
+
+
+def encode(files: ModelFiles, text: str) -> list[int]:
+    found: list[int] = tokenizer(files.tokenizer_json).encode(text).ids
     return found
 
 
@@ -55,7 +64,7 @@ class TestFiles:
 
     def test_numbers_are_cut_into_digits(self, smollm2: Loaded) -> None:
         files, _ = smollm2(torch.bfloat16)
-        pieces = Tokenizer.from_str(files.tokenizer_json.decode()).encode("in 2024: 10,000").tokens
+        pieces = tokenizer(files.tokenizer_json).encode("in 2024: 10,000").tokens
         assert pieces == ["in", "Ġ", "2", "0", "2", "4", ":", "Ġ", "1", "0", ",", "0", "0", "0"]
 
 
@@ -101,6 +110,28 @@ def test_every_path_gives_the_same_bits(dtype: torch.dtype, threads: int, smollm
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_thirty_one_neighbours_change_nothing(dtype: torch.dtype, smollm2: Loaded) -> None:
+    """Decoding among them, on a copied block, and all at once: logits of many tokens, as prompts are scored by."""
+    files, runner = smollm2(dtype)
+    assert runner.doubts == ()
+    ids = encode(files, PROSE * 3)[:112]
+    solo_table, mixed_table, scored_table, *others = tables(34, 8)
+    solo = tiny.feed(runner, Text(ids, solo_table), 90, *[1] * 22)
+    company = [Text(encode(files, PROSE[seed:] * 2)[: 40 + seed], table) for seed, table in enumerate(others)]
+    tiny.step(runner, *((near, 20 + seed) for seed, near in enumerate(company)))
+    mixed = Text(ids, [*solo_table[:5], mixed_table[0], mixed_table[1], mixed_table[2]], done=95)
+    runner.copy_blocks([(solo_table[5], mixed_table[0])])
+    for _ in range(17):
+        tiny.step(runner, *((near, 1) for near in company[:17]), (mixed, 1), *((near, 1) for near in company[17:]))
+    whole = runner.forward([StepRow(ids, 0, scored_table, 112)])
+    assert len(mixed.logits) == 17
+    for length, logits in solo.logits.items():
+        assert torch.equal(whole[length - 1], logits)
+        assert length not in mixed.logits or torch.equal(mixed.logits[length], logits)
+    assert torch.equal(torch.log_softmax(whole, -1)[111:], torch.log_softmax(whole[111:], -1))
+
+
 def test_it_knows_the_capital_of_france(smollm2: Loaded) -> None:
     files, runner = smollm2(torch.bfloat16)
     template = jinja2.Template(json.loads(files.tokenizer_config)["chat_template"])
@@ -111,5 +142,5 @@ def test_it_knows_the_capital_of_france(smollm2: Loaded) -> None:
     while (token := int(text.logits[text.done].argmax())) not in files.eos_token_ids and text.done < start + 40:
         text.ids.append(token)
         tiny.step(runner, (text, 1))
-    answer = Tokenizer.from_str(files.tokenizer_json.decode()).decode(text.ids[start:])
+    answer = tokenizer(files.tokenizer_json).decode(text.ids[start:])
     assert "Paris" in answer
