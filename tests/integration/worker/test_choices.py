@@ -11,6 +11,7 @@ from kvstore.jobs import Finished, JobState
 from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.worker.one_worker import LONG, by_choice, joined, running_worker
 from tests.support.waiting import until
+from worker.intake import READ_AHEAD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,14 +174,22 @@ async def test_a_job_that_the_engine_refuses_ends_every_choice(broker: Broker, m
 
 
 async def test_choices_take_room_like_jobs(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    jobs = [f"j{index}" for index in range((4 + READ_AHEAD) // 4)]
     async with running_worker(broker, model_dir, tmp_path, max_running=4) as fleet:
-        await fleet.submit("four", PROMPT, LONG - len(PROMPT), seed=1, n=4)
-        await fleet.tokens("four", 4)
+        for name in jobs:
+            await fleet.submit(name, PROMPT, LONG - len(PROMPT), seed=1, n=4)
+
+        async def all_are_claimed() -> bool:
+            (queue,) = await fleet.jobs.queues()
+            return (queue.undelivered, queue.pending) == (0, len(jobs))
+
+        await until(all_are_claimed, within_s=20)
         await fleet.submit("next", PROMPT, 4)
-        await fleet.tokens("four", 40)
+        await fleet.tokens("j0", 80)
         (queue,) = await fleet.jobs.queues()
-        assert (queue.undelivered, queue.pending) == (1, 1)
-        await fleet.jobs.cancel("four")
+        assert (queue.undelivered, queue.pending) == (1, len(jobs))
+        for name in jobs:
+            await fleet.jobs.cancel(name)
         assert len(joined(await fleet.ended("next"))) == 4
 
 
