@@ -23,6 +23,7 @@ from octavo.v1.inference_pb2 import GenerateRequest, Stopping
 from ops.client import Client
 from ops.demo_text import QUESTIONS
 from tests.e2e.harness import OCTAVO, eventually, octavo
+from worker.intake import READ_AHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +139,8 @@ def readme_redis_commands(redis: str) -> Iterator[tuple[str, Any]]:
 
 
 async def test_queue_and_the_readmes_redis_commands_give_the_same_numbers(narrow: Up) -> None:
-    """Five long answers on a worker with room for two: three wait in its stream."""
+    """Long answers on a worker with room for two, which reads a few more ahead: three wait in its stream."""
+    taken = 2 + READ_AHEAD
     request = GenerateRequest(text="A book is", stopping=Stopping(max_tokens=100, ignore_eos=True))
 
     async def read(client: Client) -> None:
@@ -147,9 +149,9 @@ async def test_queue_and_the_readmes_redis_commands_give_the_same_numbers(narrow
     async with Client(narrow.target) as client:
 
         async def full() -> bool:
-            return [(queue.undelivered, queue.pending) for queue in await client.queues()] == [(3, 2)]
+            return [(queue.undelivered, queue.pending) for queue in await client.queues()] == [(3, taken)]
 
-        calls = [asyncio.create_task(read(client)) for _ in range(5)]
+        calls = [asyncio.create_task(read(client)) for _ in range(taken + 3)]
         await eventually(full, 30)
         replies = dict(readme_redis_commands(narrow.redis))
         told = [
@@ -161,12 +163,16 @@ async def test_queue_and_the_readmes_redis_commands_give_the_same_numbers(narrow
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     assert set(replies) == {"XLEN", "XPENDING", "XRANGE", "TIME"}
-    assert (replies["XLEN"], replies["XPENDING"]["pending"]) == (again["XLEN"], again["XPENDING"]["pending"]) == (5, 2)
+    assert (
+        (replies["XLEN"], replies["XPENDING"]["pending"])
+        == (again["XLEN"], again["XPENDING"]["pending"])
+        == (taken + 3, taken)
+    )
     oldest_ms = int(replies["XRANGE"][0][0].split(b"-")[0])
     ages = [clock[0] * 1000 + clock[1] // 1000 - oldest_ms for clock in (replies["TIME"], again["TIME"])]
     for rows in told:
         assert len(rows) == 1
-        assert (rows[0]["worker"], rows[0]["undelivered"], rows[0]["pending"]) == ("w0", 3, 2)
+        assert (rows[0]["worker"], rows[0]["undelivered"], rows[0]["pending"]) == ("w0", 3, taken)
         assert rows[0]["stream"] == "{octavo:default}:jobs:w0"
         assert ages[0] <= rows[0]["oldest_age_ms"] <= ages[1]
 
