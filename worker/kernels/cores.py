@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from worker.kernels.linear import cuts
+from worker.kernels.plan import KEY_TILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,14 +52,26 @@ def reference(
 ) -> torch.Tensor:
     """Attention in float32: ``query`` ``[n, h, rows, d]``, ``key`` and ``value`` ``[n, h, keys, d]`` -> like query.
 
-    What no row of a tile may see does not reach the result, NaN included.
+    What no row of a tile may see does not reach the result, NaN included. Products are of one shape, whatever the
+    number of keys: `KEY_TILE` of them at a time, added up in their order.
     """
-    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scaling
+    count, heads, rows, size = query.shape
+    tiles = key.shape[2] // KEY_TILE
+    keys = key.float().reshape(count * heads * tiles, KEY_TILE, size)
+    queries = query.float().unsqueeze(2).expand(-1, -1, tiles, -1, -1).reshape(-1, rows, size)
+    scores = torch.bmm(queries, keys.transpose(1, 2)) * scaling
+    scores = scores.view(count, heads, tiles, rows, KEY_TILE).transpose(2, 3).reshape(count, heads, rows, -1)
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.softmax(scores.masked_fill(~batch.visible, -torch.inf), dim=-1)
+    weights = torch.softmax(scores.masked_fill_(~batch.visible, -torch.inf), dim=-1)
+    weights = weights.view(count, heads, rows, tiles, KEY_TILE).transpose(2, 3).reshape(-1, rows, KEY_TILE)
     seen = batch.visible.any(dim=-2).unsqueeze(-1)
-    return torch.matmul(weights, value.float().masked_fill(~seen, 0.0)).to(query.dtype)
+    values = value.float().masked_fill(~seen, 0.0).reshape(count * heads * tiles, KEY_TILE, size)
+    parts = torch.bmm(weights, values).view(count, heads, tiles, rows, size).unbind(2)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total.to(query.dtype)
 
 
 def fused(

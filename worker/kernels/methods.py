@@ -3,7 +3,7 @@
 Measured, like products (`worker.kernels.products`): on made-up sequences, for the layer's own heads and type, under
 the present number of threads. The fastest core is taken whose rows have the same bits in any batch, alone, at any place
 in their tile, and in narrow tiles as in wide ones; first on whole tiles, then, where none does that, in pieces of few
-rows.
+rows. Each is tried with all keys in sight: a masked key adds nothing, so the order of what is added would not show.
 """
 
 from __future__ import annotations
@@ -37,10 +37,17 @@ of 64 rows and more in small batches only."""
 
 _FEW_THREADS = 16
 
+_NARROW = 4
+"""A core on whole tiles has to do with tiles this much narrower than wide ones; else it is tried in pieces first."""
+
 _PIECES = (24, 12, 4)
 """Rows in a piece, largest first."""
 
-_KEY_TILES = (1, 6)
+_KEY_TILES = (1, 2, 3, 4, 6)
+"""Numbers of keys to try. Of more, both cores multiply as many at a time as of these."""
+
+_HIDDEN = 22
+"""Keys that are masked in the largest trial. In the others all are seen: what is added last must count too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +83,15 @@ def measure(cores: Sequence[Named], spec: LayerSpec, heads: Heads, dtype: torch.
     """The first of ``cores`` that keeps its bits, on whole tiles or in pieces, with the narrowest tile that can be."""
     trials = [_Trial(spec, dtype, heads.wide, tiles, zero) for tiles in _KEY_TILES for zero in ("values", "scores")]
     safe = [(name, never_alone(core)) for name, core in cores]
-    for name, core in (*safe, *_in_pieces(safe, trials)):
-        for narrow in _widths(spec.group, heads.wide):
+    widths = _widths(spec.group, heads.wide)
+    few = [width for width in widths if width <= max(1, heads.wide // _NARROW)]
+    for name, core, tried in (
+        *((name, core, few) for name, core in safe),
+        *((name, core, widths) for name, core in _in_pieces(safe, trials, _PIECES[-1])),
+        *((name, core, widths) for name, core in safe),
+        *((name, core, widths) for name, core in _in_pieces(safe, trials, 1)),
+    ):
+        for narrow in tried:
             if all(trial.agrees(core, narrow) for trial in trials):
                 digest = probe.digest(trial.wide_result(core) for trial in trials)
                 return Method(core, name, heads._replace(narrow=narrow), exact=True, digest=digest)
@@ -86,16 +100,15 @@ def measure(cores: Sequence[Named], spec: LayerSpec, heads: Heads, dtype: torch.
     return Method(core, name, heads, digest=probe.digest(trial.wide_result(core) for trial in trials))
 
 
-def _in_pieces(cores: Sequence[Named], trials: Sequence[_Trial]) -> Iterator[Named]:
-    """The cores in pieces: the smallest ones of four rows, then single rows; larger ones where they agree."""
-    for smallest in (_PIECES[-1], 1):
-        for name, core in cores:
-            sizes: tuple[int, ...] = (smallest,)
-            for size in reversed([size for size in _PIECES if size > smallest]):
-                base, larger = in_pieces(core, (smallest,)), in_pieces(core, (size, *sizes))
-                if all(torch.equal(trial.wide_result(larger), trial.wide_result(base)) for trial in trials):
-                    sizes = (size, *sizes)
-            yield f"{name} by {'/'.join(map(str, sizes))} rows", in_pieces(core, sizes)
+def _in_pieces(cores: Sequence[Named], trials: Sequence[_Trial], smallest: int) -> Iterator[Named]:
+    """The cores in pieces of so many rows; also in larger ones, where they agree."""
+    for name, core in cores:
+        sizes: tuple[int, ...] = (smallest,)
+        for size in reversed([size for size in _PIECES if size > smallest]):
+            base, larger = in_pieces(core, (smallest,)), in_pieces(core, (size, *sizes))
+            if all(torch.equal(trial.wide_result(larger), trial.wide_result(base)) for trial in trials):
+                sizes = (size, *sizes)
+        yield f"{name} by {'/'.join(map(str, sizes))} rows", in_pieces(core, sizes)
 
 
 def _widest(group: int, threads: int) -> int:
@@ -121,7 +134,7 @@ class _Trial:
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, wide: int, key_tiles: int, zero: str) -> None:
         self.spec, self.dtype, self.wide = spec, dtype, wide
         self.keys = key_tiles * KEY_TILE
-        self.shown = self.keys - 22
+        self.shown = self.keys - (_HIDDEN if key_tiles == _KEY_TILES[-1] else 0)
         generator = torch.Generator().manual_seed(self.keys)
 
         def draw(rows: int) -> torch.Tensor:

@@ -133,9 +133,9 @@ class Text:
     done: int = 0
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def next(self, count: int) -> StepRow:
-        """The row that computes so many more tokens."""
-        return StepRow(self.ids[self.done : self.done + count], self.done, self.table, 1)
+    def next(self, count: int, logits: int = 1) -> StepRow:
+        """The row that computes so many more tokens, and gives the logits after so many of them."""
+        return StepRow(self.ids[self.done : self.done + count], self.done, self.table, logits)
 
 
 def step(made: hf.HfRunner, *share: tuple[Text, int]) -> None:
