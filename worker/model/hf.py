@@ -4,7 +4,7 @@ On the CPU a token's logits have the same bits on every path: alone or in a batc
 prefilled, after a prefix of its own or another's. Products and activations see to that (`worker.model.swap`), and
 attention whose shapes follow from the position (`worker.kernels.plan`). All else in these models treats each row alone,
 which is checked. What this machine does not keep is measured at load and reported. It holds for the number of threads
-that was set at load. On CUDA there is no such promise.
+that was set at load, so a runner sees to it that it gets these. On CUDA there is no such promise.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class HfRunner:
         the number or size of blocks."""
         self.doubts = doubts
         """Why a token's bits may depend on its neighbours. Empty: they do not."""
+        self._threads = torch.get_num_threads()
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
@@ -92,6 +93,9 @@ class HfRunner:
         Raises:
             NotFinite: so did a row that asked for no logits. Nothing of this step may be used by others.
         """
+        # Asking also makes it so in a thread of Python's that is new: libraries would take what the environment says.
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         plan = self.attention.plan(rows)
         self.attention.begin(plan)
         output = self.model(

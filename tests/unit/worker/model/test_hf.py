@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -174,6 +175,18 @@ def test_bits_and_fingerprint_do_not_depend_on_the_pool(dtype: torch.dtype, mode
     expected = tiny.feed(small, Text(ids, list(range(7))), 40).logits[100]
     assert torch.equal(tiny.feed(large, Text(ids, list(range(30, 5, -1))), 77).logits[100], expected)
     assert small.fingerprint == large.fingerprint
+
+
+def test_a_runner_keeps_to_its_number_of_threads(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which threads of Python's have each for themselves, and which decides bits."""
+    runner, seen, before = loaded("llama", torch.float32), [], torch.get_num_threads()
+    monkeypatch.setattr(runner, "_threads", before + 1)
+    hook = runner.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(runner.forward, [StepRow([1, 2], 0, [0], 1)]).result()
+    hook.remove()
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
 
 
 class TestForward:
