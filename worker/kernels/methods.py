@@ -83,21 +83,26 @@ def measure(cores: Sequence[Named], spec: LayerSpec, heads: Heads, dtype: torch.
     """The first of ``cores`` that keeps its bits, on whole tiles or in pieces, with the narrowest tile that can be."""
     trials = [_Trial(spec, dtype, heads.wide, tiles, zero) for tiles in _KEY_TILES for zero in ("values", "scores")]
     safe = [(name, never_alone(core)) for name, core in cores]
-    widths = _widths(spec.group, heads.wide)
-    few = [width for width in widths if width <= max(1, heads.wide // _NARROW)]
-    for name, core, tried in (
-        *((name, core, few) for name, core in safe),
-        *((name, core, widths) for name, core in _in_pieces(safe, trials, _PIECES[-1])),
-        *((name, core, widths) for name, core in safe),
-        *((name, core, widths) for name, core in _in_pieces(safe, trials, 1)),
-    ):
-        for narrow in tried:
+    for name, core, widths in _candidates(safe, trials, spec.group, heads.wide):
+        for narrow in widths:
             if all(trial.agrees(core, narrow) for trial in trials):
                 digest = probe.digest(trial.wide_result(core) for trial in trials)
                 return Method(core, name, heads._replace(narrow=narrow), exact=True, digest=digest)
     name, core = safe[0]
     log.warning("attention with heads of %d in %s: a token's bits depend on its batch here", spec.head_size, dtype)
     return Method(core, name, heads, digest=probe.digest(trial.wide_result(core) for trial in trials))
+
+
+def _candidates(
+    cores: Sequence[Named], trials: Sequence[_Trial], group: int, wide: int
+) -> Iterator[tuple[str, Core, list[int]]]:
+    """What to try, best first, and in which narrow tiles; the pieces are made when it comes to them."""
+    widths = _widths(group, wide)
+    few = [width for width in widths if width <= max(1, wide // _NARROW)]
+    yield from ((name, core, few) for name, core in cores)
+    yield from ((name, core, widths) for name, core in _in_pieces(cores, trials, _PIECES[-1]))
+    yield from ((name, core, widths) for name, core in cores)
+    yield from ((name, core, widths) for name, core in _in_pieces(cores, trials, 1))
 
 
 def _in_pieces(cores: Sequence[Named], trials: Sequence[_Trial], smallest: int) -> Iterator[Named]:
