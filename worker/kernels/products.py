@@ -42,8 +42,13 @@ log = logging.getLogger(__name__)
 BASE_TILE = 16
 """The smallest tile of nearly every machine, in rows. A runner pads its rows to a multiple of it, once for a model."""
 
-TILES = (128, 64, 32, BASE_TILE)
+TILES = (512, 256, 128, 64, 32, BASE_TILE)
 """Tiles to try, largest first."""
+
+_HEAD_ROWS = 128
+"""Larger tiles are not tried for weights with as many outputs as a head has: few rows get so far."""
+
+_HEAD_OUTPUTS = 1 << 14
 
 _NARROW = (8, 4)
 """Smaller ones, tried where `BASE_TILE` does not keep its bits."""
@@ -53,9 +58,9 @@ _DRAWN_OUTPUTS = 1024
 
 _TIMED_ROWS = 64
 
-_WHOLE = torch.arange(TILES[0]) % 8 != 4
-"""Rows of a trial that are numbers. The others are NaN: where the width is no multiple of what a register holds, some
-kernels multiply the beginning of the next row by zeros, which is no harm until it is not a number."""
+_BROKEN = 8
+"""Of so many rows of a trial, one is NaN: where the width is no multiple of what a register holds, some kernels
+multiply the beginning of the next row by zeros, which does no harm until it is not a number."""
 
 _SMALL = 1 << 21
 """Weights of at most so many numbers are tried with ordinary data too."""
@@ -126,24 +131,27 @@ def _choose(shape: tuple[int, int], dtype: torch.dtype, bias: bool, lean: bool, 
 def measure(forms: Mapping[str, Form], shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> Recipe:
     """The first of ``forms`` that keeps its bits, with as large a smallest tile as it can; see the module."""
     kinds = (True, False) if shape[0] * shape[1] <= _SMALL else (True,)
-    trials = [Trial(shape, dtype, bias=bias, zero=zero) for zero in kinds]
+    sizes = tuple(tile for tile in TILES if tile <= _HEAD_ROWS or shape[0] < _HEAD_OUTPUTS)
+    trials = [Trial(shape, dtype, rows=sizes[0], bias=bias, zero=zero) for zero in kinds]
     for bases in ((BASE_TILE, *_NARROW), (1,)):
         for name, form in forms.items():
             products = [form(trial.weight, trial.bias) for trial in trials]
             for base in bases:
                 found = [trial.all(product, base) for trial, product in zip(trials, products, strict=True)]
-                tiles = _exact_tiles(trials, products, found, base)
+                tiles = _exact_tiles(trials, products, found, base, sizes)
                 if tiles:
-                    return Recipe(name, tiles, True, _digest(found), *_times(trials[0], products[0], tiles))
+                    return Recipe(name, tiles, True, _digest(trials, found), *_times(trials[0], products[0], tiles))
     log.warning("%s products with a weight of %s: a row's bits depend on its place in every form", dtype, shape)
     name, form = next(iter(forms.items()))
     product = form(trials[0].weight, trials[0].bias)
     found = [trials[0].all(product, BASE_TILE)]
-    return Recipe(name, (BASE_TILE,), False, _digest(found), *_times(trials[0], product, (BASE_TILE,)))
+    return Recipe(name, (BASE_TILE,), False, _digest(trials, found), *_times(trials[0], product, (BASE_TILE,)))
 
 
-def _exact_tiles(trials: list[Trial], products: list[Product], found: list[torch.Tensor], base: int) -> tuple[int, ...]:
-    """``base`` and the larger tiles that agree with it; nothing if its own rows depend on their place."""
+def _exact_tiles(
+    trials: list[Trial], products: list[Product], found: list[torch.Tensor], base: int, sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """``base`` and those of ``sizes`` that agree with it; nothing if its own rows depend on their place."""
     tried = list(zip(trials, products, found, strict=True))
 
     def agrees(tile: int, *shifts: int) -> bool:
@@ -151,11 +159,12 @@ def _exact_tiles(trials: list[Trial], products: list[Product], found: list[torch
 
     if not all(trial.alone(found) for trial, _, found in tried) or not agrees(base, 1, 5):
         return ()
-    return (*(tile for tile in (*TILES, *_NARROW) if tile > base and agrees(tile, 0, 1)), base)
+    return (*(tile for tile in (*sizes, *_NARROW) if tile > base and agrees(tile, 0, 1)), base)
 
 
-def _digest(found: list[torch.Tensor]) -> str:
-    return probe.digest(result[_WHOLE] for result in found)
+def _digest(trials: list[Trial], found: list[torch.Tensor]) -> str:
+    """Of the base tile's results."""
+    return probe.digest(result[trial.whole] for trial, result in zip(trials, found, strict=False))
 
 
 def _times(trial: Trial, product: Product, tiles: tuple[int, ...]) -> tuple[float, float]:
@@ -178,28 +187,30 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 class Trial:
-    """A weight, and as many rows as the largest tile has, some of them not a number.
+    """A weight, and rows, some of them not a number.
 
     Args:
         shape: of the weight.
         dtype: of all.
+        rows: how many; the largest tile to be tried.
         bias: whether there is one.
         zero: whether what is added up amounts to exactly zero, see `worker.kernels.probe`.
     """
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool, zero: bool) -> None:
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, *, rows: int, bias: bool, zero: bool) -> None:
         outputs, inputs = shape
         generator = torch.Generator().manual_seed(inputs + zero)
         weight = probe.spread(generator, min(outputs, _DRAWN_OUTPUTS), inputs)
-        rows = probe.spread(generator, TILES[0], inputs)
+        given = probe.spread(generator, rows, inputs)
         if zero:
             halves = probe.pairs(generator, inputs)
-            weight, rows = probe.same(weight, halves, 1, -1), probe.same(rows, halves, 1)
+            weight, given = probe.same(weight, halves, 1, -1), probe.same(given, halves, 1)
         copies = -(-outputs // len(weight))
         self.weight = weight.to(dtype).repeat(copies, 1)[:outputs]
         self.bias = probe.spread(generator, outputs).to(dtype) * (0 if zero else 1) if bias else None
-        self.rows = rows.to(dtype)
-        self.rows[~_WHOLE] = torch.nan
+        self.whole = torch.arange(rows) % _BROKEN != _BROKEN // 2
+        self.rows = given.to(dtype)
+        self.rows[~self.whole] = torch.nan
 
     def all(self, product: Product, tile: int) -> torch.Tensor:
         """The results of all rows, in tiles."""
@@ -210,9 +221,9 @@ class Trial:
         places = (torch.arange(len(self.rows)) - shift) % len(self.rows)
         taken = places[-tile:]
         found = product(self.rows[places][-tile:])
-        whole = _WHOLE[taken]
+        whole = self.whole[taken]
         return torch.equal(found[whole], expected[taken[whole]])
 
     def alone(self, found: torch.Tensor) -> bool:
         """Whether the rows that are no numbers left the others alone."""
-        return bool(found[_WHOLE].isfinite().all())
+        return bool(found[self.whole].isfinite().all())

@@ -38,7 +38,7 @@ def places(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_tile_that_disagrees_is_dropped() -> None:
     found = measure({"a": form(lambda x: float(len(x) in {32, 128}))}, SHAPE, torch.float32, bias=False)
-    assert (found.form, found.tiles, found.exact) == ("a", (64, 16), True)
+    assert (found.form, found.tiles, found.exact) == ("a", (512, 256, 64, 16), True)
 
 
 def test_a_form_whose_rows_depend_on_their_place_is_passed_over() -> None:
@@ -57,6 +57,11 @@ def test_smaller_tiles_are_better_than_another_form() -> None:
     assert (found.form, found.tiles) == ("a", (8,))
     found = measure({"a": form(lambda x: (places(x) // 4 > 0) * float(len(x) > 4))}, SHAPE, torch.float32, bias=False)
     assert found.tiles == (4,)
+
+
+def test_a_head_gets_no_tile_that_its_rows_never_fill() -> None:
+    found = measure({"a": form()}, (1 << 14, 8), torch.float32, bias=False)
+    assert found.tiles == (128, 64, 32, 16)
 
 
 def test_single_rows_are_the_last_resort() -> None:
@@ -85,7 +90,7 @@ def test_another_order_of_additions_is_seen_through_bfloat16() -> None:
     def make(weight: torch.Tensor, _: torch.Tensor | None) -> products.Product:
         return lambda x: by_hand(x, weight, range(64) if len(x) == 64 else [*range(8, 64), *range(8)])
 
-    assert measure({"a": make}, (16, 64), torch.bfloat16, bias=False).tiles == (128, 32, 16)
+    assert measure({"a": make}, (16, 64), torch.bfloat16, bias=False).tiles == (512, 256, 128, 32, 16)
 
 
 def test_digests_tell_orders_apart_and_nothing_else() -> None:
