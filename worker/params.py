@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import numpy.typing as npt
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this decode greedily."""
@@ -25,9 +30,9 @@ class AdmissionError(ValueError):
         """The bound that was broken, where it is a number that depends on this worker."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen.
+    """How the next token is chosen. One object serves all choices of a request, and keeps what every step asks it.
 
     What changes the logits comes first, in this order: ``logit_bias``, the penalties, end tokens before ``min_tokens``.
     Then ``temperature`` scales them, and of the distribution that this gives ``top_k``, ``top_p`` and ``min_p`` each
@@ -71,12 +76,18 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             _check_range(f"logit_bias[{token_id}]", bias, True, "any")
 
-    @property
+    @cached_property
+    def biases(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """``logit_bias`` in two columns, ids and what is added, ``[pairs]`` each. Only to be read."""
+        ids = np.array([token_id for token_id, _ in self.logit_bias], dtype=np.int64)
+        return ids, np.array([bias for _, bias in self.logit_bias], dtype=np.float64)
+
+    @cached_property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, without any randomness."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
-    @property
+    @cached_property
     def penalizes(self) -> bool:
         """Whether what was said before matters."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1

@@ -17,60 +17,44 @@ if TYPE_CHECKING:
     from worker.sampling.draw import Draw
     from worker.sampling.logit_rows import Doubles, Ints
 
-KNOWN_BIASES: Final = 256
-"""How many requests' biases are kept as arrays."""
-
 
 def adjusts(draw: Draw) -> bool:
     """Whether a draw is from other logits than the model's."""
     return bool(draw.banned or draw.params.logit_bias) or draw.params.penalizes
 
 
+def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """Change ``logits``, float32 ``[draws, any width above the vocabulary's]``, each row for its draw.
+
+    Sums are taken in float64 and rounded to what float32 has between its infinities, so that neither makes a token
+    impossible or certain: only -inf in the model's logits, or a ban, is impossible.
+    """
+    biases = [draw.params.biases for draw in draws]
+    places, _ = _places(logits, [ids for ids, _ in biases])
+    if len(places):
+        old = _taken(logits, places)
+        _put(logits, places, old, old + np.concatenate([values for _, values in biases]))
+    seen = [draw.counts if draw.params.penalizes else None for draw in draws]
+    assert all(counts is not None for draw, counts in zip(draws, seen, strict=True) if draw.params.penalizes)
+    places, repeats = _places(logits, [_NO_IDS if counts is None else counts.ids for counts in seen])
+    if len(places):
+        counts = np.concatenate([one.counts for one in seen if one is not None])
+        old = _taken(logits, places)
+        _put(logits, places, old, _penalized(old, counts, draws, repeats))
+    width = logits.shape[1]
+    banned = [[token_id for token_id in draw.banned if token_id < width] for draw in draws]
+    places, _ = _places(logits, [np.array(ids, dtype=np.int64) for ids in banned])
+    if len(places):
+        logits.view(-1).index_fill_(0, torch.from_numpy(places).to(logits.device), -torch.inf)
+
+
 class Adjuster:
-    """Applies draws' adjustments, to copies of rows."""
+    """`adjust`, for the sampler that keeps an object for it."""
 
-    def __init__(self) -> None:
-        self._biases: dict[int, tuple[object, Ints, Doubles]] = {}
-        """By identity of the pairs, which are kept so that no others get it."""
-
-    def adjust(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-        """Change ``logits``, float32 ``[draws, any width above the vocabulary's]``, each row for its draw.
-
-        Sums are taken in float64 and rounded to what float32 has between its infinities, so that neither makes a token
-        impossible or certain: only -inf in the model's logits, or a ban, is impossible.
-        """
-        biases = [self._bias(draw.params.logit_bias) for draw in draws]
-        places, _ = _places(logits, [ids for ids, _ in biases])
-        if len(places):
-            old = _taken(logits, places)
-            _put(logits, places, old, old + np.concatenate([values for _, values in biases]))
-        seen = [draw.counts if draw.params.penalizes else None for draw in draws]
-        assert all(counts is not None for draw, counts in zip(draws, seen, strict=True) if draw.params.penalizes)
-        places, repeats = _places(logits, [_NO_IDS if counts is None else counts.ids for counts in seen])
-        if len(places):
-            counts = np.concatenate([one.counts for one in seen if one is not None])
-            old = _taken(logits, places)
-            _put(logits, places, old, _penalized(old, counts, draws, repeats))
-        width = logits.shape[1]
-        banned = [[token_id for token_id in draw.banned if token_id < width] for draw in draws]
-        places, _ = _places(logits, [np.array(ids, dtype=np.int64) for ids in banned])
-        if len(places):
-            logits.view(-1).index_fill_(0, torch.from_numpy(places).to(logits.device), -torch.inf)
-
-    def _bias(self, pairs: tuple[tuple[int, float], ...]) -> tuple[Ints, Doubles]:
-        if not pairs:
-            return _NO_IDS, _NO_VALUES
-        known = self._biases.get(id(pairs))
-        if known is None:
-            if len(self._biases) == KNOWN_BIASES:
-                del self._biases[next(iter(self._biases))]
-            ids, values = (np.array(column) for column in zip(*pairs, strict=True))
-            known = self._biases[id(pairs)] = pairs, ids.astype(np.int64), values.astype(np.float64)
-        return known[1:]
+    adjust = staticmethod(adjust)
 
 
 _NO_IDS: Final[Ints] = np.empty(0, dtype=np.int64)
-_NO_VALUES: Final[Doubles] = np.empty(0)
 
 
 def _penalized(old: Doubles, counts: Ints, draws: Sequence[Draw], repeats: Ints) -> Doubles:

@@ -23,7 +23,7 @@ from tests.unit.worker.sampling import (
     tokens_of,
 )
 from worker.params import SamplingParams
-from worker.sampling.adjust import KNOWN_BIASES, Adjuster
+from worker.sampling.adjust import adjust
 from worker.sampling.draw import Draw
 from worker.sampling.penalties import TokenCounts
 from worker.sampling.sampler import NOTHING_LEFT
@@ -33,7 +33,7 @@ MOST = torch.finfo(torch.float32).max
 
 def adjusted(logits: list[float], draw: Draw) -> list[float]:
     row = torch.tensor([logits])
-    Adjuster().adjust(row, [draw])
+    adjust(row, [draw])
     found: list[float] = row[0].tolist()
     return found
 
@@ -141,12 +141,13 @@ def test_a_ban_on_an_id_beyond_the_vocabulary_touches_nobody() -> None:
     assert tokens_of(logits, draws) == expected
 
 
-def test_biases_are_those_of_the_request_however_many_there_are() -> None:
-    adjuster = Adjuster()
-    for value in range(3 * KNOWN_BIASES):
-        row = torch.zeros(1, 4)
-        adjuster.adjust(row, [Draw(0, SamplingParams(logit_bias=((1, float(value)),)), 0, 0)])
-        assert row.tolist() == [[0.0, float(value), 0.0, 0.0]]
+def test_biases_are_those_of_each_request() -> None:
+    rows = torch.zeros(3, 4)
+    params = [SamplingParams(logit_bias=pairs) for pairs in (((1, 1.0), (3, -2.0)), (), ((1, 3.0),))]
+    for times in (1, 2):
+        adjust(rows, [Draw(row, each, 0, 0) for row, each in enumerate(params)])
+        expected = [[0.0, 1.0, 0.0, -2.0], [0.0] * 4, [0.0, 3.0, 0.0, 0.0]]
+        assert rows.tolist() == [[times * value for value in row] for row in expected]
 
 
 @given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)))
