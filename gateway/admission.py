@@ -12,26 +12,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import AdmissionError, shown
-from kvstore.limits import MAX_CHOICES, MAX_PRIORITY
+from kvstore.limits import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_MODEL_NAME,
+    MAX_PRIORITY,
+    MAX_PROMPT_LOGPROBS,
+    MAX_REQUEST_ID,
+    MAX_SALT_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TOP,
+)
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
 ROLES: Final = ("system", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 1024
-MAX_MODEL_NAME: Final = 256
-MAX_SALT_BYTES: Final = 256
-MAX_STOPS: Final = 16
-MAX_STOP_BYTES: Final = 256
-MAX_STOP_TOKENS: Final = 64
 MAX_TEMPERATURE: Final = 100.0
-MAX_TOP: Final = 20
-"""Likeliest tokens beside each token, in `logprobs` and `prompt_logprobs`."""
-MAX_PROMPT_LOGPROBS: Final = 131072
-"""Log-probabilities of one prompt: they travel in one chunk, of 1.5 MB then."""
-MAX_BIASES: Final = 4096
 MAX_BIAS: Final = 100.0
 MAX_PENALTY: Final = 2.0
 # As the protocol's float32 has it: what a client writes as 0.01 must pass.

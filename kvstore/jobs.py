@@ -23,7 +23,7 @@ from kvstore import queues as queues_module
 from kvstore.entries import Entry, EntryReader
 from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.keys import GROUP
-from kvstore.limits import MAX_CHOICES
+from kvstore.limits import MAX_JOB_BYTES, MAX_REST_BYTES, MAX_TOKEN_BYTES, broken
 from kvstore.orphans import Reaper
 from kvstore.queues import QueueInfo
 from kvstore.records import (
@@ -98,8 +98,10 @@ class Jobs:
         RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: submit it
         again or cancel it) and ValueError for a job that no gateway should let through.
         """
-        if not job.request_id or not job.prompt_token_ids or max(job.n, 1) > MAX_CHOICES:
-            raise ValueError(f"a job needs a request id, a prompt, and at most {MAX_CHOICES} choices")
+        if not job.request_id or not job.prompt_token_ids:
+            raise ValueError("a job needs a request id and a prompt")
+        if reason := broken(job):
+            raise ValueError(f"no gateway lets such a job through: {reason}")
         keys = self._broker.keys
         submission = secrets.token_hex(8)
         prompt = len(job.prompt_token_ids)
@@ -149,15 +151,17 @@ class Jobs:
     async def claim(self, worker: str, incarnation: str, entries: Sequence[Entry]) -> list[Claim]:
         """Makes this incarnation the owner of the entries' jobs, in one call.
 
-        Entries whose job has ended or vanished are removed and left out. Claiming again what one owns gives the same
-        claim. Empty when another incarnation holds the worker's lease.
+        Entries whose job has ended or vanished are removed and left out. Jobs that no gateway can have written are
+        ended: those longer than the worker's context has room for are not even read. Claiming again what one owns gives
+        the same claim. Empty when another incarnation holds the worker's lease.
         """
         if not entries:
             return []
         keys = self._broker.keys
         names = [keys.jobs(worker), keys.worker(worker), keys.load(worker, incarnation)]
         names += [keys.job(entry.request_id) for entry in entries]
-        args = [GROUP, worker, incarnation, keys.load(worker, "")]
+        args: list[Any] = [GROUP, worker, incarnation, keys.load(worker, "")]
+        args += [MAX_REST_BYTES, MAX_TOKEN_BYTES, MAX_JOB_BYTES]
         args += [entry.entry_id for entry in entries]
         now, *answers = await self._broker.script("claim", names, args) or [0]
         claims: list[Claim] = []
@@ -169,7 +173,7 @@ class Jobs:
             except ValueError as error:
                 self._broker.malformed += 1
                 logger.warning("job %s ended: %s", entry.request_id, error)
-                await self._fail_unreadable(entry.request_id)
+                await self._fail_unreadable(entry.request_id, str(error))
         return claims
 
     async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
@@ -254,12 +258,12 @@ class Jobs:
             raise RequestIdTaken(request_id)
         return None if answer == b"unknown" else Submitted(answer.decode())
 
-    async def _fail_unreadable(self, request_id: str) -> None:
+    async def _fail_unreadable(self, request_id: str, reason: str) -> None:
         await self.finish(
             request_id,
             finish=inference_pb2.ERROR,
             failure=job_pb2.FAILURE_INTERNAL,
-            error="the job in the broker is damaged",
+            error=f"the job in the broker is damaged: {reason}",
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from kvstore.limits import MAX_CHOICES
+from kvstore.limits import MAX_CHOICES, broken
 from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ MOST_ATTEMPTS = 2**31
 """What a delivery has room for."""
 
 
-def _remaining(deadline_ms: bytes | None, now_ms: int) -> int | None:
+def _remaining(deadline_ms: bytes | int | None, now_ms: int) -> int | None:
     return max(0, _number(deadline_ms, MOST_MS) - now_ms) if deadline_ms else None
 
 
@@ -125,26 +125,35 @@ def _number(text: bytes | int | None, most: int) -> int:
     return int(text)
 
 
-def parse_job(payload: bytes | None, request_id: str) -> job_pb2.Job | None:
+MOST_GATEWAY = 128
+"""Bytes of a gateway's name; ours have 16."""
+
+
+def parse_job(payload: bytes | int | None, request_id: str) -> job_pb2.Job:
+    """The job in a payload. Raises ValueError when no gateway can have written it; a payload that was too long to be
+    read is told by its length."""
+    if isinstance(payload, int):
+        raise ValueError(f"its payload has {payload} bytes, more than its worker's context has room for")
     try:
         job = job_pb2.Job.FromString(payload or b"")
     except DecodeError:
-        return None
-    sound = job.request_id == request_id and job.prompt_token_ids and job.n <= MAX_CHOICES
-    return job if sound else None
+        raise ValueError("its payload does not parse") from None
+    if job.request_id != request_id or not job.prompt_token_ids:
+        raise ValueError("its payload is another job's, or has no prompt")
+    if reason := broken(job):
+        raise ValueError(reason)
+    return job
 
 
-def parse_claim(entry: Entry, answer: list[bytes | None], now_ms: int) -> Claim:
+def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> Claim:
     """A claim from what the script read of a job. Raises ValueError when that isn't what we write."""
     payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open = answer
     job = parse_job(payload, entry.request_id)
-    if job is None:
-        raise ValueError("its payload does not parse")
     count = _number(choices, MAX_CHOICES)
     if count != max(job.n, 1) or not _number(still_open, count) >= 1:
         raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {count} by its hash, {still_open!r} open")
     attempts = _number(attempt, MOST_ATTEMPTS)
-    if gateway is None or attempts < 1:
+    if not isinstance(gateway, bytes) or len(gateway) > MOST_GATEWAY or attempts < 1:
         raise ValueError(f"its gateway is {gateway!r:.40} and its attempt {attempts}")
     return Claim(
         job=job,

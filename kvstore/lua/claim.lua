@@ -2,9 +2,13 @@
 -- Makes an incarnation the owner of the jobs behind entries it has read.
 --
 -- KEYS 1 stream   2 lease   3 load of this incarnation   4.. job of each entry
--- ARGV 1 group    2 worker  3 incarnation   4 what the names of this worker's loads begin with   5.. entry ids
+-- ARGV 1 group    2 worker  3 incarnation   4 what the names of this worker's loads begin with
+--      5 bytes that a job may have beside its prompt   6 and for each token of the context   7 where that is unknown
+--      8.. entry ids
 -- Returns {now, then for each entry 0 (removed, or not ours) or {payload, attempt, gateway, submitted, claimed,
--- deadline or '', choices, open choices}}, times in ms; {} when another incarnation holds the lease.
+-- deadline or '', choices, open choices}}, times in ms; {} when another incarnation holds the lease. A payload that has
+-- more bytes than it may have is not read, its length stands in its place: a few jobs that somebody wrote by hand could
+-- else hold up server and worker for seconds, and the lease with them.
 --
 -- Races closed: a job that was ended (cancel, deadline) between the read and the claim is not started; a claim that is
 -- repeated after a lost reply returns the first one, attempt unchanged, so that the job is neither lost nor counted
@@ -13,17 +17,22 @@
 local stream, lease, load = unpack(KEYS, 1, 3)
 local group, worker, incarnation, loads = unpack(ARGV, 1, 4)
 
-local holder = redis.call('HGET', lease, 'incarnation')
+local holder, context = unpack(redis.call('HMGET', lease, 'incarnation', 'context_length'))
 if holder and holder ~= incarnation then
   return {}
+end
+
+local most = tonumber(ARGV[7])
+if context and tonumber(context) then
+  most = math.min(most, tonumber(ARGV[5]) + tonumber(ARGV[6]) * tonumber(context))
 end
 
 local now = int(now_ms())
 local claims = {now}
 for i = 1, #KEYS - 3 do
-  local job, entry = KEYS[3 + i], ARGV[4 + i]
+  local job, entry = KEYS[3 + i], ARGV[7 + i]
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'worker_incarnation', 'charge',
-    'claimed_ms', 'payload', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open')
+    'claimed_ms', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open')
   -- Also false for a job submitted anew under the same id, which has an entry of its own.
   local live = not seen.err and (seen[1] == 'queued' or seen[1] == 'running') and seen[2] == worker and seen[3] == entry
   if not live then
@@ -46,7 +55,11 @@ for i = 1, #KEYS - 3 do
         redis.call('HSET', job, 'worker_incarnation', incarnation)
       end
     end
-    claims[i + 1] = {seen[9], attempt, seen[10], seen[11], claimed, seen[12] or '', seen[13], seen[14]}
+    local payload = redis.call('HSTRLEN', job, 'payload')
+    if payload <= most then
+      payload = redis.call('HGET', job, 'payload')
+    end
+    claims[i + 1] = {payload, attempt, seen[9], seen[10], claimed, seen[11] or '', seen[12], seen[13]}
   end
 end
 return claims

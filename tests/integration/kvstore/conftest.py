@@ -41,9 +41,11 @@ class Stage:
     reader: Redis
     gateway: str = field(default_factory=new_incarnation)
 
-    async def worker(self, worker: str = "w0") -> WorkerInfo:
+    async def worker(self, worker: str = "w0", *, context_length: int = 512) -> WorkerInfo:
         """A registered worker."""
-        info = WorkerInfo(id=worker, incarnation=new_incarnation(), model="m", fingerprint="f")
+        info = WorkerInfo(
+            id=worker, incarnation=new_incarnation(), model="m", fingerprint="f", context_length=context_length
+        )
         await self.registry.register(info)
         return info
 

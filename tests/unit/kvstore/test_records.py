@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
 from kvstore import commits
-from kvstore.limits import MAX_CHOICES
+from kvstore.limits import MAX_CHOICES, MAX_REST_BYTES, MAX_TOKEN_BYTES, broken
 from kvstore.records import RECORD_FIELDS, JobState, charge, parse_job, parse_record
 from kvstore.token_log import MAX_BYTES, MAX_PUBLISHED
 from octavo.v1 import inference_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_job_is_charged_its_prompt_once_and_every_answer_at_its_maximum() -> None:
@@ -19,12 +27,87 @@ def test_a_job_is_charged_its_prompt_once_and_every_answer_at_its_maximum() -> N
 def test_a_payload_that_no_gateway_wrote_is_no_job() -> None:
     job = job_pb2.Job(request_id="r", prompt_token_ids=[1], n=MAX_CHOICES)
     assert parse_job(job.SerializeToString(), "r") == job
-    assert parse_job(job.SerializeToString(), "other") is None
-    for n in (MAX_CHOICES + 1, 2**32 - 1):
-        job.n = n
-        assert parse_job(job.SerializeToString(), "r") is None
-    assert parse_job(b"\x80\x04]", "r") is None
-    assert parse_job(None, "r") is None
+    nobodys = (
+        (job.SerializeToString(), "other", "its payload is another job's, or has no prompt"),
+        (job_pb2.Job(request_id="r").SerializeToString(), "r", "its payload is another job's, or has no prompt"),
+        (b"\x80\x04pickle", "r", "its payload does not parse"),
+        (None, "r", "its payload is another job's, or has no prompt"),
+        (70_000_000, "r", "its payload has 70000000 bytes, more than its worker's context has room for"),
+    )
+    for payload, request_id, reason in nobodys:
+        with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
+            parse_job(payload, request_id)
+
+
+def full() -> job_pb2.Job:
+    """A job that has as much of everything as a gateway lets through."""
+    return job_pb2.Job(
+        request_id="r" * 128,
+        model="\U0001d11e" * 256,
+        prompt_token_ids=[2**32 - 1] * (131072 // 21),
+        sampling=inference_pb2.Sampling(
+            temperature=100,
+            top_p=1,
+            top_k=2**31 - 1,
+            min_p=1,
+            seed=2**64 - 1,
+            repetition_penalty=100,
+            presence_penalty=2,
+            frequency_penalty=2,
+            logit_bias={2**32 - 1 - each: 100.0 for each in range(4096)},
+        ),
+        stopping=inference_pb2.Stopping(
+            max_tokens=2**32 - 1,
+            min_tokens=2**32 - 1,
+            stop=["\u00e9" * 128] * 16,
+            stop_token_ids=[2**32 - 1] * 64,
+            ignore_eos=True,
+            include_stop=True,
+        ),
+        n=32,
+        priority=-100,
+        cache_salt="\u00e9" * 128,
+        logprobs=20,
+        prompt_logprobs=20,
+    )
+
+
+def test_a_job_with_as_much_of_everything_as_may_be_is_read() -> None:
+    job = full()
+    assert broken(job) == ""
+    payload = job.SerializeToString()
+    assert parse_job(payload, "r" * 128) == job
+    assert len(payload) - len(job.prompt_token_ids) * MAX_TOKEN_BYTES <= MAX_REST_BYTES
+
+
+def longer(job: job_pb2.Job) -> None:
+    job.stopping.stop[7] = "x" * 257
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda job: job.MergeFrom(job_pb2.Job(request_id="r" * 129)), "request_id (characters) is 129, of 128"),
+        (lambda job: job.MergeFrom(job_pb2.Job(model="m" * 257)), "model (characters) is 257, of 256"),
+        (lambda job: job.MergeFrom(job_pb2.Job(n=33)), "n is 33, of 32"),
+        (lambda job: job.MergeFrom(job_pb2.Job(n=2**32 - 1)), "n is 4294967295, of 32"),
+        (lambda job: job.MergeFrom(job_pb2.Job(priority=101)), "priority, without its sign, is 101, of 100"),
+        (lambda job: job.MergeFrom(job_pb2.Job(priority=-(2**31))), "priority, without its sign, is 2147483648, of"),
+        (lambda job: job.MergeFrom(job_pb2.Job(cache_salt="s" * 257)), "cache_salt (bytes) is 257, of 256"),
+        (lambda job: job.stopping.stop.append("x"), "stopping.stop (strings) is 17, of 16"),
+        (longer, "stopping.stop (bytes of one) is 257, of 256"),
+        (lambda job: job.stopping.stop_token_ids.append(1), "stopping.stop_token_ids (ids) is 65, of 64"),
+        (lambda job: job.sampling.logit_bias.update({1: 1.0}), "sampling.logit_bias (entries) is 4097, of 4096"),
+        (lambda job: job.MergeFrom(job_pb2.Job(logprobs=21)), "logprobs is 21, of 20"),
+        (lambda job: job.MergeFrom(job_pb2.Job(prompt_logprobs=21)), "prompt_logprobs is 21, of 20"),
+        (lambda job: job.prompt_token_ids.append(1), "prompt_logprobs (of all tokens) is 131082, of 131072"),
+    ],
+)
+def test_a_job_that_breaks_a_bound_is_none(change: Callable[[job_pb2.Job], None], reason: str) -> None:
+    job = full()
+    change(job)
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}.* at most$"):
+        parse_job(job.SerializeToString(), job.request_id)
 
 
 def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:
