@@ -12,10 +12,10 @@ from kvstore.block_hash import root
 from worker.forward import Forward
 from worker.live import LiveRequest
 from worker.params import AdmissionError
-from worker.scheduling.block_pool import IntegrityError
+from worker.scheduling.block import IntegrityError
 from worker.scheduling.plan import Scheduled
 from worker.sequence import Sequence
-from worker.step import EngineStats, Output, StepOutput, StepStats
+from worker.step import EngineStats, StepOutput, StepStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from worker.sampling.draw import Draw, Drawn, Sampler
     from worker.scheduling.scheduler import Scheduler
     from worker.sequence import Request
-    from worker.step import Runner
-
-__all__ = ["AdmissionError", "Engine", "EngineStats", "Output", "StepOutput", "StepStats"]
+    from worker.step import Output, Runner
 
 KNOWN_ROOTS = 1024
 """How many salts' hash roots are kept."""
@@ -122,10 +120,6 @@ class Engine:
         """The present state and the running totals. Between steps, like every other call."""
         return EngineStats(**self._figures())
 
-    def clear_cache(self) -> None:
-        """No prefix that was computed before is found any more."""
-        self._scheduler.pool.clear()
-
     def check_integrity(self) -> None:
         """Between steps: raise IntegrityError unless all accounts agree."""
         self._scheduler.check_integrity()
@@ -150,6 +144,7 @@ class Engine:
             "prefix_hit": scheduler.prefix_hit,
             "evictions": pool.evictions,
             "preemptions": scheduler.preemptions,
+            "displacements": scheduler.displacements,
         }
 
     def _draws(self, sequence: Sequence, row: int) -> list[Draw]:

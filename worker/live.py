@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from worker.sampling.draw import Draw
 from worker.sampling.penalties import TokenCounts
-from worker.scheduling.block_pool import IntegrityError
+from worker.scheduling.block import IntegrityError
 from worker.sequence import Finish
 from worker.step import Output
 

@@ -20,16 +20,17 @@ from kvstore.errors import KvError
 from kvstore.jobs import Claim, Commit, Jobs
 from octavo.v1 import inference_pb2, job_pb2
 from worker.committer import Committer
-from worker.engine import AdmissionError, Engine
 from worker.errors import StuckError
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.journal import Journal
+from worker.params import AdmissionError
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
     from kvstore.registry import ModelCard, WorkerInfo
     from worker.config import WorkerConfig
+    from worker.engine import Engine
     from worker.metrics import WorkerMetrics
     from worker.step import EngineStats
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worker.scheduling.block_pool import Event
+    from worker.scheduling.block import Event
     from worker.step import EngineStats, StepStats
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
@@ -47,15 +47,18 @@ class WorkerMetrics:
             "octavo_evictions", "Cached blocks given up for new ones or over the limit", registry=registry
         )
         self.preemptions = Counter("octavo_preemptions", "Sequences sent back to be recomputed", registry=registry)
+        self.displacements = Counter(
+            "octavo_displacements", "Those of the preemptions that made place for a higher priority", registry=registry
+        )
         self._gauges = [
             *(self.sequences.labels(state) for state in ("running", "waiting")),
             *(self.blocks.labels(state) for state in ("free", "cached", "used")),
         ]
         self._counters = [
             *(self.prefix_tokens.labels(result) for result in ("queried", "hit")),
-            *(self.evictions, self.preemptions),
+            *(self.evictions, self.preemptions, self.displacements),
         ]
-        self._seen = (0, 0, 0, 0)
+        self._seen = (0, 0, 0, 0, 0)
 
     def ended(self, outcome: str) -> None:
         self.jobs.labels(outcome).inc()
@@ -75,7 +78,7 @@ class WorkerMetrics:
         values = (stats.running, stats.waiting, stats.blocks_free, stats.blocks_cached, stats.blocks_used)
         for gauge, value in zip(self._gauges, values, strict=True):
             gauge.set(value)
-        totals = (stats.prefix_queried, stats.prefix_hit, stats.evictions, stats.preemptions)
+        totals = (stats.prefix_queried, stats.prefix_hit, stats.evictions, stats.preemptions, stats.displacements)
         for counter, total, seen in zip(self._counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals

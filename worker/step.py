@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from worker.sampling.draw import TokenLogprobs
-    from worker.scheduling.block_pool import Event
+    from worker.scheduling.block import Event
     from worker.sequence import Finish
 
 
@@ -106,6 +106,8 @@ class EngineStats:
     """Total of cached blocks given up, for new content or because too many were cached."""
     preemptions: int
     """Total of times that a sequence was put back to wait, for lack of blocks or for one of higher priority."""
+    displacements: int
+    """Total of those for one of higher priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from kvstore.block_hash import BlockHash
 
-__all__ = ["BlockPool", "Event", "EventKind", "IntegrityError"]
-
 
 class BlockPool:
     """Hands out blocks, counts who uses them, and finds those that hold a known prefix."""

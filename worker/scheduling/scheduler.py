@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from worker.scheduling.block_pool import BlockPool
 
-__all__ = ["AGE_STEPS", "LOGIT_ROWS", "Schedule", "Scheduled", "Scheduler"]
-
 AGE_STEPS = 16
 """So many steps of waiting are worth one unit of priority."""
 

@@ -45,7 +45,7 @@ def test_nobody_else_notices(dtype: torch.dtype, length: int, at: int, tmp_path:
     well = [request("with it", ids[:16] + tiny.tokens(9, 1)), request("after it", ids[:19] + tiny.tokens(9, 2))]
     well += [request("scored", ids[:70], prompt_logprobs=1)]
     expected = {one.request_id: alone(engine, one)[one.request_id, 0] for one in well}
-    engine.clear_cache()
+    engine._scheduler.pool.clear()
     engine.add(request("sick", sick))
     engine.add(well[0])
     outputs: list[Output] = []

@@ -218,7 +218,7 @@ def together(engine: Engine, asked: Sequence[Request], *, cancel: float, seed: i
 
 def alone(engine: Engine, request: Request) -> Answers:
     """One request, on a pool that holds nothing."""
-    engine.clear_cache()
+    engine._scheduler.pool.clear()
     engine.add(request)
     answers: Answers = {}
     while engine.has_work:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tests.unit.worker.paged_model import EOS, TABLE, VOCAB, Forced, PagedModel
-from worker.engine import Engine, Output, StepOutput
+from worker.engine import Engine
 from worker.params import SamplingParams, StopParams
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from worker.sampling.draw import TokenLogprobs
+    from worker.step import Output, StepOutput
 
 BS = 4
 GREEDY = SamplingParams(temperature=0.0)

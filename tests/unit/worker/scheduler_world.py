@@ -14,8 +14,10 @@ from unittest.mock import patch
 import kvstore.block_hash
 from kvstore.block_hash import BlockHash, root
 from worker.params import SamplingParams, StopParams
-from worker.scheduling.block_pool import BlockPool, EventKind
-from worker.scheduling.scheduler import Scheduled, Scheduler
+from worker.scheduling.block import EventKind
+from worker.scheduling.block_pool import BlockPool
+from worker.scheduling.plan import Scheduled
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Request, Sequence, Status
 
 if TYPE_CHECKING:

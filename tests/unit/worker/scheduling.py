@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from kvstore.block_hash import root
 from worker.params import SamplingParams, StopParams
 from worker.scheduling.block_pool import BlockPool
-from worker.scheduling.scheduler import Schedule, Scheduler
+from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Request, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from worker.scheduling.plan import Schedule
 
 BS = 4
 

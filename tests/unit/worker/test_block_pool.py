@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.worker.blocks import BS, counts, fill, grow, match, seal, tokens
-from worker.scheduling.block_pool import BlockPool, IntegrityError
+from worker.scheduling.block import IntegrityError
+from worker.scheduling.block_pool import BlockPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,8 @@ import pytest
 
 from kvstore.block_hash import root
 from tests.unit.worker.blocks import BS, ROOT, counts, fill, grow, hashes, match, seal, tokens
-from worker.scheduling.block_pool import BlockPool, Event, EventKind, IntegrityError
+from worker.scheduling.block import Event, EventKind, IntegrityError
+from worker.scheduling.block_pool import BlockPool
 
 
 def test_a_sealed_block_stays_hittable_after_it_was_freed() -> None:

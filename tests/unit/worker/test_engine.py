@@ -18,9 +18,8 @@ from tests.unit.worker.engine_run import (
     solo,
     step,
 )
-from worker.engine import AdmissionError
-from worker.params import SamplingParams
-from worker.scheduling.block_pool import EventKind
+from worker.params import AdmissionError, SamplingParams
+from worker.scheduling.block import EventKind
 from worker.sequence import Finish
 
 # One request
@@ -186,7 +185,7 @@ def test_a_cleared_cache_is_found_by_nobody() -> None:
     asked = request("a", prompt_of(16))
     first = run(engine, asked)[0]
     assert engine.stats().blocks_cached == 5
-    engine.clear_cache()
+    engine._scheduler.pool.clear()
     assert (engine.stats().blocks_cached, engine.stats().blocks_free) == (0, 64)
     answers: Answers = {}
     engine.add(asked)

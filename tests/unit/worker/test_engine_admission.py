@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.worker.engine_run import BS, engine_of, finish_all, prompt_of, request, run, step
 from tests.unit.worker.paged_model import TABLE, VOCAB, PagedModel
-from worker.engine import AdmissionError, Engine
-from worker.params import SamplingParams
+from worker.engine import Engine
+from worker.params import AdmissionError, SamplingParams
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.worker.engine_run import engine_of, prompt_of, request
 from worker.params import SamplingParams
 from worker.sampling.draw import TokenLogprobs
-from worker.scheduling.block_pool import IntegrityError
+from worker.scheduling.block import IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -12,10 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.worker.engine_run import BS, Answer, engine_of, solo_choices
 from tests.unit.worker.paged_model import EOS, NAN, POISON, VOCAB
-from worker.engine import AdmissionError, Output
-from worker.params import SamplingParams, StopParams
-from worker.scheduling.block_pool import EventKind
+from worker.params import AdmissionError, SamplingParams, StopParams
+from worker.scheduling.block import EventKind
 from worker.sequence import Finish, Request, Sequence, Status
+
+if TYPE_CHECKING:
+    from worker.step import Output
 
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]
 MUCH = 9999
@@ -146,7 +149,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule()
     def clear_cache(self) -> None:
-        self.engine.clear_cache()
+        self.scheduler.pool.clear()
 
     @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:

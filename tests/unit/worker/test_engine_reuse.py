@@ -26,7 +26,7 @@ from tests.unit.worker.engine_run import (
 )
 from tests.unit.worker.paged_model import NAN
 from worker.params import SamplingParams
-from worker.scheduling.block_pool import EventKind
+from worker.scheduling.block import EventKind
 from worker.sequence import Finish
 
 

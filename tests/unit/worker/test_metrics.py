@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from kvstore.block_hash import root
 from tests.unit.worker.engine_run import engine_of, prompt_of, request, run
 from worker.metrics import WorkerMetrics
-from worker.scheduling.block_pool import Event, EventKind
+from worker.scheduling.block import Event, EventKind
 
 HASH = root("model", 16, "")
 
@@ -30,9 +30,10 @@ def test_gauges_are_the_engines_figures_and_counters_follow_its_totals(registry:
     assert registry.get_sample_value("octavo_pool_blocks", {"state": "cached"}) == stats.blocks_cached == 4
     assert registry.get_sample_value("octavo_prefix_tokens_total", {"result": "queried"}) == 18
     assert registry.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"}) == 8
-    metrics.engine(replace(stats, preemptions=3))
-    metrics.engine(replace(stats, preemptions=5))
+    metrics.engine(replace(stats, preemptions=3, displacements=1))
+    metrics.engine(replace(stats, preemptions=5, displacements=2))
     assert registry.get_sample_value("octavo_preemptions_total") == 5
+    assert registry.get_sample_value("octavo_displacements_total") == 2
 
 
 def test_events_of_the_pool_are_counted_by_kind(registry: CollectorRegistry) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.worker.scheduling import add, make, names, step
-from worker.scheduling.block_pool import IntegrityError
+from worker.scheduling.block import IntegrityError
 from worker.sequence import Status
 
 if TYPE_CHECKING:

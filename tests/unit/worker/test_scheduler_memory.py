@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.worker.scheduling import add, finish, make, plan, step
-from worker.scheduling.scheduler import GOOD_STEPS, Scheduled
+from worker.scheduling.plan import Scheduled
+from worker.scheduling.scheduler import GOOD_STEPS
 
 
 @pytest.mark.parametrize(("done", "table"), [(0, []), (1, [0]), (4, [0]), (5, [0, 1]), (9, [0, 1, 2])])
