@@ -50,31 +50,19 @@ def measure_waste(
 
     No prompt, its shared beginning aside, and no answer has more than ``longest`` tokens.
     """
-    num_blocks = 32768 // block_size
-    clock = Clock()
     scheduler = Scheduler(
-        BlockPool(num_blocks, block_size),
+        BlockPool(32768 // block_size, block_size),
         max_running=max_running,
         token_budget=512,
         chunk_tokens=256,
         context_length=8192,
     )
-    bank = peaked_logits(16, VOCABULARY, seed)
-    engine = Engine(
-        StandIn(bank, num_blocks=num_blocks, block_size=block_size, most_rows=max_running, clock=clock),
-        scheduler,
-        sampler=TorchSampler(),
-        text_stream=made_up_table(VOCABULARY).stream,
-        eos_token_ids=(),
-        fingerprint="waste",
-    )
+    engine = _engine(scheduler, seed)
     coming = deque(_requests(requests, seed, longest))
     choices = sum(request.n for request in coming)
     arrivals = random.Random(f"{seed}/arrivals")
     step, due = 0, 0.0
-    shares: list[float] = []
-    allocated: list[int] = []
-    sequences: list[int] = []
+    found: list[tuple[float, int, int]] = []
     while coming or engine.has_work:
         while coming and due <= step:
             engine.add(coming.popleft())
@@ -85,16 +73,15 @@ def measure_waste(
         engine.step()
         slots, used = occupancy(scheduler)
         if slots:
-            shares.append(1 - used / slots)
-            allocated.append(slots)
-            sequences.append(len(scheduler.running))
+            found.append((1 - used / slots, slots, len(scheduler.running)))
+    unused, allocated, sequences = (sum(column) / len(found) for column in zip(*found, strict=True))
     return Waste(
         requests=requests,
         choices=choices,
-        steps=len(shares),
-        sequences=sum(sequences) / len(sequences),
-        slots=sum(allocated) / len(allocated),
-        unused=sum(shares) / len(shares),
+        steps=len(found),
+        sequences=sequences,
+        slots=allocated,
+        unused=unused,
         cached=scheduler.prefix_hit / max(1, scheduler.prefix_queried),
     )
 
@@ -111,6 +98,20 @@ def occupancy(scheduler: Scheduler) -> tuple[int, int]:
             own = min(max(sequence.num_computed - index * size, 0), size)
             filled[block] = max(own, filled.get(block, 0))
     return scheduler.pool.used_count * size, sum(filled.values())
+
+
+def _engine(scheduler: Scheduler, seed: int) -> Engine:
+    """One without a model, over this scheduler's blocks."""
+    pool, bank = scheduler.pool, peaked_logits(16, VOCABULARY, seed)
+    most_rows = scheduler.max_running
+    return Engine(
+        StandIn(bank, num_blocks=pool.total, block_size=pool.block_size, most_rows=most_rows, clock=Clock()),
+        scheduler,
+        sampler=TorchSampler(),
+        text_stream=made_up_table(VOCABULARY).stream,
+        eos_token_ids=(),
+        fingerprint="waste",
+    )
 
 
 def _requests(count: int, seed: int, longest: int) -> Iterator[Request]:

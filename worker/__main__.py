@@ -24,6 +24,7 @@ from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
 
 if TYPE_CHECKING:
+    from kvstore.registry import WorkerInfo
     from worker.loop import WorkerLoop
 
 logger = logging.getLogger("worker")
@@ -153,20 +154,20 @@ async def serve(config: WorkerConfig) -> None:
         await registry.publish_model(worker.card)
         await registry.register(worker.info)
         loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(prometheus))
-        ready = {
-            "worker": worker.info.id,
-            "incarnation": worker.info.incarnation,
-            "model": worker.info.model,
-            "metrics": address,
-        }
-        sys.stdout.write(f"ready {json.dumps(ready)}\n")
-        sys.stdout.flush()
+        tell_ready(worker.info)
         await until_stopped(loop, stop)
     finally:
         server.shutdown()
         serving.join()
         server.server_close()
         await broker.close()
+
+
+def tell_ready(info: WorkerInfo) -> None:
+    """One line for whoever started this process: jobs are taken from now on."""
+    ready = {"worker": info.id, "incarnation": info.incarnation, "model": info.model, "metrics": info.metrics}
+    sys.stdout.write(f"ready {json.dumps(ready)}\n")
+    sys.stdout.flush()
 
 
 async def until_stopped(loop: WorkerLoop, stop: asyncio.Event) -> None:

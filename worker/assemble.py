@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.config import WorkerConfig
+    from worker.model.loader import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     files = loader.resolve(
         config.model, cache_dir=config.cache_dir, dtype=config.dtype, device=config.device, progress=progress
     )
+    texts = _token_bytes(files)  # before the weights are read, which takes longer
     runner = hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)
     scheduler = Scheduler(
         BlockPool(config.num_blocks, config.block_size, config.cache_blocks),
@@ -50,15 +52,11 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         chunk_tokens=config.chunk_tokens,
         context_length=files.context_length,
     )
-    try:
-        token_bytes = TokenBytes.from_json(files.tokenizer_json)
-    except UnsupportedTokenizer as error:
-        raise ModelUnsupported(f"{files.name}: {error}") from error
     engine = Engine(
         runner,
         scheduler,
         sampler=TorchSampler(),
-        text_stream=token_bytes.stream,
+        text_stream=texts.stream,
         eos_token_ids=files.eos_token_ids,
         fingerprint=runner.fingerprint,
     )
@@ -69,19 +67,32 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         tokenizer_json=files.tokenizer_json,
         tokenizer_config=files.tokenizer_config,
     )
-    info = WorkerInfo(
+    return Assembled(engine, _info(config, files, card, scheduler, incarnation, metrics), card)
+
+
+def _token_bytes(files: ModelFiles) -> TokenBytes:
+    try:
+        return TokenBytes.from_json(files.tokenizer_json)
+    except UnsupportedTokenizer as error:
+        raise ModelUnsupported(f"{files.name}: {error}") from error
+
+
+def _info(
+    config: WorkerConfig, files: ModelFiles, card: ModelCard, scheduler: Scheduler, incarnation: str, metrics: str
+) -> WorkerInfo:
+    """What the fleet is told: the limits that hold, not those that were asked for."""
+    return WorkerInfo(
         id=config.id,
         incarnation=incarnation,
         model=config.model_name or files.name,
-        fingerprint=runner.fingerprint,
+        fingerprint=card.fingerprint,
         tokenizer=card.tokenizer,
         device=files.device.type,
         dtype=str(files.dtype).removeprefix("torch."),
         block_size=config.block_size,
-        context_length=engine.context_length,
-        vocab_size=runner.vocab_size,
+        context_length=scheduler.context_length,
+        vocab_size=card.vocab_size,
         kv_tokens=config.num_blocks * config.block_size,
         max_running=scheduler.max_running,
         metrics=metrics,
     )
-    return Assembled(engine, info, card)

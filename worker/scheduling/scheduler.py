@@ -68,11 +68,9 @@ class Scheduler:
         if that is less. No more sequences run at once than a step has tokens, so that each gets one in every step.
         """
         chunk_tokens = token_budget if chunk_tokens is None else chunk_tokens
-        if min(max_running, token_budget, chunk_tokens, logit_rows) < 1 or context_length < 2:
-            raise ValueError(
-                f"max_running ({max_running}), token_budget ({token_budget}), chunk_tokens ({chunk_tokens}) and "
-                f"logit_rows ({logit_rows}) must be at least 1, context_length ({context_length}) at least 2"
-            )
+        _at_least(1, max_running=max_running, token_budget=token_budget, chunk_tokens=chunk_tokens)
+        _at_least(1, logit_rows=logit_rows)
+        _at_least(2, context_length=context_length)
         self.pool = pool
         self.max_running = min(max_running, token_budget)
         self.token_budget = token_budget
@@ -263,3 +261,9 @@ class Scheduler:
         sequence.preemptions += 1
         self.preemptions += 1
         self._line_up(sequence)
+
+
+def _at_least(least: int, **limits: int) -> None:
+    for name, limit in limits.items():
+        if limit < least:
+            raise ValueError(f"{name} is {limit}; it must be at least {least}")

@@ -160,7 +160,8 @@ def test_the_least_that_works() -> None:
     "wrong", [{"max_running": 0}, {"token_budget": 0}, {"context_length": 1}, {"chunk_tokens": 0}, {"logit_rows": 0}]
 )
 def test_limits_that_let_nothing_run_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name} is {value}; it must be at least {value + 1}"):
         make(**wrong)
 
 
