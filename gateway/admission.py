@@ -91,6 +91,8 @@ def resolve(
     _check_prompt_logprobs(request, len(prompt))
     if request.stopping.min_tokens > max_tokens:
         limit = f"must be at most max_tokens, {max_tokens}"
+        if not request.stopping.HasField("max_tokens"):
+            limit = f"must be at most {max_tokens}, which the context has room for after the prompt"
         raise AdmissionError("stopping.min_tokens", str(request.stopping.min_tokens), limit)
     return job_pb2.Job(
         request_id=request_id,
@@ -207,17 +209,16 @@ def _check_stopping(stopping: inference_pb2.Stopping) -> None:
 def _max_tokens(stopping: inference_pb2.Stopping, prompt: int, context: int) -> int:
     if prompt < 1:
         raise AdmissionError("prompt", "0 tokens", "must have at least 1")
+    if prompt >= context:
+        limit = f"must be at most {context - 1}, as the context of {context} holds prompt and answer; shorten it"
+        raise AdmissionError("prompt", f"{prompt} tokens", limit)
     if not stopping.HasField("max_tokens"):
-        if prompt >= context:
-            limit = f"must leave room for at least 1 token in the context of {context}"
-            raise AdmissionError("prompt", f"{prompt} tokens", limit)
         return context - prompt
-    asked = stopping.max_tokens
-    if prompt + asked > context:
-        value = f"{asked} after a prompt of {prompt} tokens"
-        limit = f"together they must be at most the context of {context}"
+    if prompt + stopping.max_tokens > context:
+        value = f"{stopping.max_tokens} after a prompt of {prompt} tokens"
+        limit = f"must be at most {context - prompt}, as the context of {context} holds prompt and answer"
         raise AdmissionError("stopping.max_tokens", value, limit)
-    return asked
+    return stopping.max_tokens
 
 
 def _check_against_vocabulary(request: inference_pb2.GenerateRequest, prompt: Sequence[int], size: int) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from dataclasses import dataclass
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""Largest request message. gRPC refuses a bigger one with RESOURCE_EXHAUSTED before any of our code runs. Large enough
-for a prompt of a million token ids; a client may keep gRPC's default limits."""
+"""Largest request message: large enough for a prompt of a million token ids. A bigger one is refused by
+``gateway.rpc.parse``, which says so in words."""
+
+MAX_MESSAGE_BYTES = 2 * MAX_REQUEST_BYTES
+"""Largest message that is received at all: gRPC itself refuses a bigger one, with RESOURCE_EXHAUSTED and words of its
+own."""
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response message, and gRPC's default for what a client takes. Ours stay below: a response carries at most
@@ -32,6 +38,38 @@ class GatewayConfig:
     max_streams: int = 1024
     grace_s: float = 30.0
     tokenizer_threads: int = 2
+
+
+class PortError(OSError):
+    """A port can't be listened on; the message says which option to change."""
+
+
+def require_port(host: str, port: int, option: str) -> None:
+    """Raises PortError when no address of `host` can be listened on at `port`. 0, for any free one, always can.
+
+    gRPC only says that it failed, not why, and prints lines of its own about it.
+    """
+    failure: OSError | None = None
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                # As servers do: a port whose last user has ended is free at once.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(where)
+                except OSError as error:
+                    failure = error
+                else:
+                    return
+    except OSError as error:  # the host has no address, or the machine no such kind of addresses
+        failure = error
+    if failure is not None:
+        hint = f"choose another port with {option}, or any free one with {option} 0"
+        if failure.errno != errno.EADDRINUSE:
+            hint = f"see --host and {option}"
+        raise PortError(f"cannot listen on {address(host, port)}: {failure.strerror or failure}; {hint}")
 
 
 def address(host: str, port: int) -> str:

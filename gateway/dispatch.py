@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import DeadlinePassed, NoWorker, Overloaded
+from gateway.errors import STARTING, DeadlinePassed, NoWorker, Overloaded
 from gateway.router import Candidate, Charge, Considered, Pending, route
 from kvstore.errors import QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted, charge
@@ -97,7 +97,7 @@ class Dispatch:
         name = served.name
         if full is not None:
             raise Overloaded(f"all queues of model {name!r} are full ({full.limit} jobs each); try again later")
-        raise NoWorker(f"no live worker of model {name!r} takes jobs")
+        raise NoWorker(f"no live worker of model {name!r} takes jobs; {STARTING}")
 
     async def _decide(
         self, order: Order, workers: Sequence[WorkerInfo], refused: dict[str, str]

@@ -62,6 +62,12 @@ class NoWorker(GatewayError):
     """No live worker takes jobs of that model."""
 
 
+STARTING: Final = (
+    "workers may still be starting, or loading the model: `octavo workers` lists those that serve, their logs tell more"
+)
+"""What may be so when there is no worker; a gateway knows of a worker only once it serves."""
+
+
 class Overloaded(GatewayError):
     """No room for another job now."""
 

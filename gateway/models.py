@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import AdmissionError, GatewayError, ModelNotFound, NoWorker, shown
+from gateway.errors import STARTING, AdmissionError, GatewayError, ModelNotFound, NoWorker, shown
 from gateway.router import READY
 
 if TYPE_CHECKING:
@@ -154,18 +154,18 @@ def choose(live: Sequence[WorkerInfo], name: str, known: dict[str, None]) -> tup
     request's token ids would not mean the same to all. `known`: names that have been served before.
     """
     if not live:
-        raise NoWorker(f"no live worker{f' serves model {shown(name)}' if name else ''}")
+        raise NoWorker(f"no live worker{f' serves model {shown(name)}' if name else ''}; {STARTING}")
     names = sorted({worker.model for worker in live})
     if not name and len(names) > 1:
         raise AdmissionError("model", "empty", f"must be one of {', '.join(map(repr, names))}")
     wanted = name or names[0]
     if wanted not in names:
         if wanted in known:
-            raise NoWorker(f"no live worker serves model {shown(wanted)}")
+            raise NoWorker(f"no live worker serves model {shown(wanted)}; {STARTING}")
         raise ModelNotFound(wanted, names)
     ready = [worker for worker in live if worker.model == wanted and worker.state == READY]
     if not ready:
-        raise NoWorker(f"all live workers of model {shown(wanted)} are draining")
+        raise NoWorker(f"all live workers of model {shown(wanted)} are draining; {STARTING}")
     most = _most_common(worker.tokenizer for worker in ready)
     return tuple(worker for worker in ready if worker.tokenizer == most)
 

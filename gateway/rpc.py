@@ -15,6 +15,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
+from gateway.config import MAX_REQUEST_BYTES
 from gateway.errors import AdmissionError, Status, status_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ def _guarded(method: Method) -> Callable[[bytes, Context], Awaitable[Message | N
 
 
 def parse(kind: type[Request], data: bytes) -> Request:
-    """The message in `data`. Raises AdmissionError when there is none."""
+    """The message in `data`. Raises AdmissionError when there is none, or it is too long."""
+    if len(data) > MAX_REQUEST_BYTES:
+        limit = f"must be at most {MAX_REQUEST_BYTES} (4 MiB); send a shorter prompt"
+        raise AdmissionError("request", f"{len(data)} bytes", limit)
     try:
         return kind.FromString(data)
     except DecodeError as error:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway import fleet, service
-from gateway.config import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, address
+from gateway.config import MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES, address, require_port
 from gateway.dispatch import Dispatch
 from gateway.fleet import FleetService
 from gateway.metrics import Metrics
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     # A client whose host died sends nothing: pings find out, and its jobs are ended.
     ("grpc.keepalive_time_ms", 20_000),
@@ -75,8 +75,11 @@ class Gateway:
         self.metrics = Metrics()
 
     async def start(self) -> Ready:
-        """Connects and serves. Raises BrokerError, or OSError or RuntimeError for a port that is taken."""
+        """Connects and serves. Raises BrokerError, or PortError for a port that can't be listened on, before the broker
+        is waited for."""
         config = self._config
+        require_port(config.host, config.grpc_port, "--grpc-port")
+        require_port(config.host, config.metrics_port, "--metrics-port")
         try:
             broker = await connect(BrokerConfig(config.redis, config.namespace))
             self._stack.push_async_callback(broker.close)

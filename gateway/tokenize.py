@@ -66,7 +66,7 @@ class ModelTokenizer:
         bound, data = self._bound, text.encode()
         if bound is not None and not bound.allows(data, context_length):
             reason = f"the context of {context_length} tokens holds at most {bound.per_token} bytes in each"
-            limit = f"must be at most {context_length * bound.per_token}, as {reason}"
+            limit = f"must be at most {context_length * bound.per_token}, as {reason}; shorten it"
             raise AdmissionError(field, f"{len(data)} bytes", limit)
 
     def encode_chat(self, messages: Sequence[tuple[str, str]], context_length: int) -> list[int]:

@@ -59,7 +59,7 @@ BAD = {
     "request id with a space": (GenerateRequest(text="a", request_id="a b"), INVALID, ["request_id"]),
     "33 choices": (GenerateRequest(text="a", n=33), INVALID, ["n", "33", "32"]),
     "unknown model": (GenerateRequest(text="a", model="gpt-9"), grpc.StatusCode.NOT_FOUND, ["gpt-9", "smollm2-135m"]),
-    "5 MiB message": (GenerateRequest(text="a" * (5 << 20)), grpc.StatusCode.RESOURCE_EXHAUSTED, ["4194304"]),
+    "5 MiB message": (GenerateRequest(text="a" * (5 << 20)), INVALID, ["4194304", "5242"]),
 }
 
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
+from gateway.errors import STARTING
 from kvstore.jobs import JobState
 from octavo.v1 import inference_pb2, job_pb2
 from octavo.v1.inference_pb2 import CANCELLED, ERROR, CancelRequest
@@ -215,7 +216,7 @@ async def test_the_streams_of_a_dead_worker_end_and_its_neighbours_go_on(
         await worker.answer(claim)
     for call in kept:
         assert tokens(await collect(call)) == [2, 3, 4]
-    known = (Code.UNAVAILABLE, "no live worker serves model 'other'")
+    known = (Code.UNAVAILABLE, f"no live worker serves model 'other'; {STARTING}")
     assert await failure(client.get_model(inference_pb2.GetModelRequest(name="other"))) == known
     assert await failure(client.generate(request(model="other"))) == known
     await doomed.stop()
@@ -245,14 +246,14 @@ async def test_a_failed_job_ends_its_call_with_the_matching_status(
 
 async def test_no_worker_at_all(broker: Broker) -> None:
     async with running_gateway(broker) as (_, _, client):
-        assert await failure(client.generate(request())) == (Code.UNAVAILABLE, "no live worker")
-        expected = (Code.UNAVAILABLE, "no live worker serves model 'tiny'")
+        assert await failure(client.generate(request())) == (Code.UNAVAILABLE, f"no live worker; {STARTING}")
+        expected = (Code.UNAVAILABLE, f"no live worker serves model 'tiny'; {STARTING}")
         assert await failure(client.generate(request(model="tiny"))) == expected
 
 
 async def test_a_draining_worker_gets_no_jobs(broker: Broker) -> None:
     async with fleet(broker, ScriptedWorker(broker, state="draining")) as client:
-        expected = (Code.UNAVAILABLE, "all live workers of model 'tiny' are draining")
+        expected = (Code.UNAVAILABLE, f"all live workers of model 'tiny' are draining; {STARTING}")
         assert await failure(client.generate(request())) == expected
 
 

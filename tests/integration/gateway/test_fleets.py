@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from gateway.errors import STARTING
 from kvstore.registry import DRAINING, Registry
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import Chat, ChatMessage, GetModelRequest
@@ -111,7 +112,7 @@ async def test_a_job_is_read_to_its_end_from_a_worker_that_drains(broker: Broker
             assert tokens(await collect(again)) == [10, 11]
             taken = (grpc.StatusCode.ALREADY_EXISTS, "request_id 'r1' is taken by another payload")
             assert await failure(other.generate(request("r1", model="tiny", prompt=[9]))) == taken
-            draining = (grpc.StatusCode.UNAVAILABLE, "all live workers of model 'tiny' are draining")
+            draining = (grpc.StatusCode.UNAVAILABLE, f"all live workers of model 'tiny' are draining; {STARTING}")
             assert await failure(other.generate(request("r2", model="tiny"))) == draining
 
 
@@ -126,7 +127,7 @@ async def test_a_job_is_read_to_its_end_when_no_worker_is_left(broker: Broker) -
         again = await collect(client.generate(request("r1")))
         assert tokens(again) == [2, 3, 4]
         assert (again[0].route.worker, again[-1].usage.completion_tokens) == ("w0", 3)
-        nobody = (grpc.StatusCode.UNAVAILABLE, "no live worker of model 'tiny' takes jobs")
+        nobody = (grpc.StatusCode.UNAVAILABLE, f"no live worker of model 'tiny' takes jobs; {STARTING}")
         assert await failure(client.generate(request("r2"))) == nobody
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from gateway.config import MAX_MESSAGE_BYTES
 from octavo.v1 import fleet_pb2, inference_pb2
 from octavo.v1.inference_pb2 import Chat, ChatMessage, Route, Usage
 from tests.integration.gateway.harness import Client, collect, failure, request, tokens
@@ -88,11 +89,12 @@ async def test_what_the_template_refuses_is_the_clients_fault(worker: ScriptedWo
         (request(prompt=[5, 300]), "token_ids.ids[1] is 300: must be below the vocabulary's size, 300"),
         (
             request(prompt=[5] * CONTEXT, max_tokens=1),
-            "stopping.max_tokens is 1 after a prompt of 4096 tokens: together they must be at most the context of 4096",
+            "prompt is 4096 tokens: must be at most 4095, as the context of 4096 holds prompt and answer; shorten it",
         ),
         (
             request(text="x" * 100_000),
-            "text is 100000 bytes: must be at most 36864, as the context of 4096 tokens holds at most 9 bytes in each",
+            "text is 100000 bytes: must be at most 36864, as the context of 4096 tokens holds at most 9 bytes in each; "
+            "shorten it",
         ),
         (request("a b"), "request_id is 'a b': must be 1 to 128 characters of [A-Za-z0-9._:-]"),
     ],
@@ -119,9 +121,13 @@ async def test_bytes_that_are_no_request_are_the_clients_fault(worker: ScriptedW
 
 
 async def test_a_message_over_the_limit_is_refused_with_a_clean_status(worker: ScriptedWorker, client: Client) -> None:
-    code, message = await failure(client.generate(request(text="x" * 5 * 1024 * 1024)))
+    """In words of ours, that say size and limit; from twice the limit on gRPC does not let it in."""
+    long = request(text="x" * 5 * 1024 * 1024)
+    told = f"request is {long.ByteSize()} bytes: must be at most 4194304 (4 MiB); send a shorter prompt"
+    assert await failure(client.generate(long)) == (Code.INVALID_ARGUMENT, told)
+    code, message = await failure(client.generate(request(text="x" * MAX_MESSAGE_BYTES)))
     assert code is Code.RESOURCE_EXHAUSTED
-    assert "4194304" in message
+    assert str(MAX_MESSAGE_BYTES) in message
     call = client.generate(request())
     (claim,) = await worker.claim()
     await worker.answer(claim)

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.errors import STARTING
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from octavo.v1 import inference_pb2
@@ -160,7 +161,7 @@ async def test_a_gateway_that_has_lost_its_broker_still_stops_well() -> None:
     async with EmbeddedBroker() as server:
         broker = await connect(BrokerConfig(server.url))
         async with running(broker) as (gateway, client):
-            assert await failure(client.generate(request())) == (Code.UNAVAILABLE, "no live worker")
+            assert await failure(client.generate(request())) == (Code.UNAVAILABLE, f"no live worker; {STARTING}")
             await server.stop()
             gateway.signal(signal.SIGTERM)
             assert await gateway.exit_code() == 0
@@ -181,19 +182,29 @@ async def test_a_start_that_fails_says_why(broker: Broker) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         starts = (
-            ("--redis", url, "--grpc-port", port),
-            ("--redis", url, "--metrics-port", port),
+            # Told before a broker that does not answer is waited for.
+            ("--redis", f"redis://127.0.0.1:{port}/0", "--grpc-port", port),
+            ("--redis", f"redis://127.0.0.1:{port}/0", "--metrics-port", port),
+            ("--redis", url, "--host", "192.0.2.1"),
             ("--redis", url.replace("redis://", "redis://:secret@")),
             ("--redis", "nonsense"),
         )
         processes = [await spawn(*arguments) for arguments in starts]
         endings = await asyncio.gather(*map(end, processes))
+    taken_by = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port with"
     for (code, errors), reason in zip(
         endings,
-        (f"127.0.0.1:{port}", "Address already in use", f"broker at {url} refused access", "not a URL"),
+        (
+            f"{taken_by} --grpc-port, or any free one with --grpc-port 0",
+            f"{taken_by} --metrics-port, or any free one with --metrics-port 0",
+            "Error: cannot listen on 192.0.2.1:0: Cannot assign requested address; see --host and --grpc-port",
+            f"Error: broker at {url} refused access",
+            "Error: not a URL",
+        ),
         strict=True,
     ):
         assert code == 1
-        assert reason in errors
+        (line,) = errors.splitlines()  # none of the libraries' own
+        assert line.startswith(reason)
         assert "secret" not in errors
         assert "Traceback" not in errors

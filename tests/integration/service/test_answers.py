@@ -128,7 +128,7 @@ async def test_one_token_too_many_twenty_times_harms_nobody(client: Client, flee
     for _ in range(20):
         said = await refused(client, ids(CONTEXT - 12, max_tokens=13))
         assert "13 after a prompt of 500 tokens" in said
-        assert "at most the context of 512" in said
+        assert "must be at most 12, as the context of 512 holds" in said
         for length in (CONTEXT, CONTEXT + 1, 4 * CONTEXT):
             assert f"prompt is {length} tokens" in (said := await refused(client, ids(length)))
             assert str(CONTEXT) in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import AdmissionError, GatewayError, ModelNotFound, NoWorker
+from gateway.errors import STARTING, AdmissionError, GatewayError, ModelNotFound, NoWorker
 from gateway.models import choose
 from kvstore.registry import WorkerInfo
 
@@ -45,9 +45,9 @@ def test_one_tokenizer_per_request_the_one_that_most_workers_have() -> None:
 @pytest.mark.parametrize(
     ("live", "name", "kind", "message"),
     [
-        ([], "", NoWorker, "no live worker"),
-        ([], "m", NoWorker, "no live worker serves model 'm'"),
-        ([worker("a")], "gone", NoWorker, "no live worker serves model 'gone'"),
+        ([], "", NoWorker, f"no live worker; {STARTING}"),
+        ([], "m", NoWorker, f"no live worker serves model 'm'; {STARTING}"),
+        ([worker("a")], "gone", NoWorker, f"no live worker serves model 'gone'; {STARTING}"),
         ([worker("a")], "x", ModelNotFound, "model 'x' is not served; served: 'm'"),
         (
             [worker("a"), worker("b", "n")],
@@ -56,7 +56,7 @@ def test_one_tokenizer_per_request_the_one_that_most_workers_have() -> None:
             f"model '{'x' * 64}'... (100 characters) is not served; served: 'm', 'n'",
         ),
         ([worker("a"), worker("b", "n")], "", AdmissionError, "model is empty: must be one of 'm', 'n'"),
-        ([worker("a", state="draining")], "m", NoWorker, "all live workers of model 'm' are draining"),
+        ([worker("a", state="draining")], "m", NoWorker, f"all live workers of model 'm' are draining; {STARTING}"),
     ],
 )
 def test_refusals(live: list[WorkerInfo], name: str, kind: type[GatewayError], message: str) -> None:

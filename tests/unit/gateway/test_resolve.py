@@ -32,32 +32,24 @@ def resolved(asked: GenerateRequest, prompt: list[int], limits: Limits = LIMITS)
     return resolve(asked, request_id="r", model="m", prompt=prompt, limits=limits, seed=42)
 
 
+BOTH = "as the context of 128 holds prompt and answer"
+PROMPT = f"must be at most 127, {BOTH}; shorten it"
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
     [
         # B01, B06, B07, B08
         (0, 1, "prompt is 0 tokens: must have at least 1"),
-        (128, None, "prompt is 128 tokens: must leave room for at least 1 token in the context of 128"),
-        (129, None, "prompt is 129 tokens: must leave room for at least 1 token in the context of 128"),
-        (
-            128,
-            1,
-            "stopping.max_tokens is 1 after a prompt of 128 tokens: together they must be at most the context of 128",
-        ),
-        (
-            100,
-            29,
-            "stopping.max_tokens is 29 after a prompt of 100 tokens: together they must be at most the context of 128",
-        ),
-        (
-            1,
-            2**32 - 1,
-            "stopping.max_tokens is 4294967295 after a prompt of 1 tokens: "
-            "together they must be at most the context of 128",
-        ),
+        *((128, asked, f"prompt is 128 tokens: {PROMPT}") for asked in (None, 1, 2**32 - 1)),
+        *((129, asked, f"prompt is 129 tokens: {PROMPT}") for asked in (None, 1, 2**32 - 1)),
+        (127, 2, f"stopping.max_tokens is 2 after a prompt of 127 tokens: must be at most 1, {BOTH}"),
+        (100, 29, f"stopping.max_tokens is 29 after a prompt of 100 tokens: must be at most 28, {BOTH}"),
+        (1, 2**32 - 1, f"stopping.max_tokens is 4294967295 after a prompt of 1 tokens: must be at most 127, {BOTH}"),
     ],
 )
 def test_what_the_context_has_no_room_for(prompt: int, max_tokens: int | None, message: str) -> None:
+    """A prompt that is too long by itself is what is blamed, whatever max_tokens is."""
     with pytest.raises(AdmissionError) as caught:
         resolved(stopping(max_tokens=max_tokens), [1] * prompt)
     assert str(caught.value) == message
@@ -138,11 +130,11 @@ def test_a_prompts_logprobs_are_bounded_together(top: int, most: int) -> None:
 def test_min_tokens_are_at_most_max_tokens() -> None:
     assert resolved(stopping(min_tokens=5, max_tokens=5), [1]).stopping.min_tokens == 5
     assert resolved(stopping(min_tokens=127), [1]).stopping.min_tokens == 127
-    for asked, limit in ((stopping(min_tokens=6, max_tokens=5), 5), (stopping(min_tokens=128), 127)):
+    room = "127, which the context has room for after the prompt"
+    for asked, limit in ((stopping(min_tokens=6, max_tokens=5), "max_tokens, 5"), (stopping(min_tokens=128), room)):
         with pytest.raises(AdmissionError) as caught:
             resolved(asked, [1])
-        value = asked.stopping.min_tokens
-        assert str(caught.value) == f"stopping.min_tokens is {value}: must be at most max_tokens, {limit}"
+        assert str(caught.value) == f"stopping.min_tokens is {asked.stopping.min_tokens}: must be at most {limit}"
 
 
 def admitted(asked: GenerateRequest) -> Any:

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory
 
+from gateway.config import MAX_REQUEST_BYTES
 from gateway.dispatch import milliseconds
 from gateway.errors import AdmissionError, DeadlinePassed, Status
 from gateway.rpc import Method, abort, parse, retry_details, service_handler
@@ -52,6 +53,16 @@ def google_rpc() -> tuple[type[Any], type[Any]]:
         pool.Add(each)  # type: ignore[no-untyped-call]
     get = pool.FindMessageTypeByName
     return tuple(message_factory.GetMessageClass(get(f"google.rpc.{name}")) for name in ("Status", "RetryInfo"))  # type: ignore[return-value]
+
+
+def test_a_request_may_have_four_mebibytes() -> None:
+    text = "x" * (4 * 2**20 - 5)
+    data = GenerateRequest(text=text).SerializeToString()
+    assert len(data) == MAX_REQUEST_BYTES == 4194304
+    assert parse(GenerateRequest, data).text == text
+    longer = GenerateRequest(text=text + "x").SerializeToString()
+    with pytest.raises(AdmissionError, match=r"^request is 4194305 bytes: must be at most 4194304 \(4 MiB\); send a "):
+        parse(GenerateRequest, longer)
 
 
 @pytest.mark.parametrize("message", ["full", "", "ü" * 500])

@@ -136,7 +136,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenized() -> None:
     pool, tokenizer = TokenizerPool(1), model()
     longest = "<|start|>" * 10
     assert await pool.text(tokenizer, longest, 10) == [1] * 10
-    limit = "must be at most 90, as the context of 10 tokens holds at most 9 bytes in each"
+    limit = "must be at most 90, as the context of 10 tokens holds at most 9 bytes in each; shorten it"
     with pytest.raises(AdmissionError) as caught:
         await pool.text(tokenizer, longest + "a", 10)
     assert str(caught.value) == f"text is 91 bytes: {limit}"
