@@ -10,7 +10,7 @@ import math
 import traceback
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -31,8 +31,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 """What a RuntimeError of torch's says on a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What the model made of one entry of a schedule."""
 
     num_tokens: int
@@ -145,9 +144,9 @@ def _scores(sequence: Sequence, row: int, count: int) -> list[Score]:
 
 
 def _result(num_tokens: int, drawn: list[Drawn], scores: Many[TokenLogprobs]) -> Result:
-    failed = next((one for one in drawn if one.token_id is None), None)
-    if failed is not None:
-        return Result(0, error=failed.error, poisoned=not failed.finite)
+    for one in drawn:
+        if one.token_id is None:
+            return Result(0, error=one.error, poisoned=not one.finite)
     if any(math.isnan(score.logprob) for score in scores):
         return Result(0, error="non-finite logits", poisoned=True)
     return Result(num_tokens, drawn, scores)

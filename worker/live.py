@@ -96,29 +96,30 @@ class LiveChoice:
         """Take the next token, and tell what follows from it."""
         token = drawn.token_id
         assert token is not None
-        sequence, stopping = self.sequence, self.owner.request.stopping
+        sequence, owner, said = self.sequence, self.owner, (token,)
         sequence.tokens.append(token)
+        num_output = sequence.num_output
         if self.counts is not None:
             self.counts.add(token)
         finish, stop_token = None, None
-        if token in self.owner.ends:
+        if token in owner.ends:
             text = self.text.finish(token)
             finish, stop_token = Finish.STOP, token
         else:
-            text = self.text.push((token,))
+            text = self.text.push(said)
             if self.text.stop_match:
                 finish = Finish.STOP
-            elif sequence.num_output >= stopping.max_tokens or sequence.num_tokens >= context_length:
+            elif num_output >= owner.request.stopping.max_tokens or sequence.num_tokens >= context_length:
                 text += self.text.finish()
                 # What was held back may turn out to complete a stop string at the very end.
                 finish = Finish.STOP if self.text.stop_match else Finish.LENGTH
-        prompt_logprobs = tuple(self.owner.prompt_logprobs)
-        self.owner.prompt_logprobs.clear()
+        prompt_logprobs = tuple(owner.prompt_logprobs)
+        owner.prompt_logprobs.clear()
         return Output(
-            request_id=sequence.request.request_id,
+            request_id=owner.request.request_id,
             choice=sequence.choice,
-            start=sequence.num_output - 1,
-            token_ids=(token,),
+            start=num_output - 1,
+            token_ids=said,
             text=text,
             finish=finish,
             stop_match=self.text.stop_match,
@@ -127,7 +128,7 @@ class LiveChoice:
             prompt_logprobs=prompt_logprobs,
             cached_tokens=sequence.cached_tokens or 0,
             prompt_tokens=sequence.num_prompt,
-            completion_tokens=sequence.num_output,
+            completion_tokens=num_output,
         )
 
     def counts_agree(self) -> bool:

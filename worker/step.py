@@ -1,9 +1,12 @@
-"""What goes into a step and what comes out: the seams between the engine, the model and the shell around them."""
+"""What goes into a step and what comes out: the seams between the engine, the model and the shell around them.
+
+What a step makes one of for each sequence is a named tuple here, which takes a third of the time of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +18,7 @@ if TYPE_CHECKING:
     from worker.sequence import Finish
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One sequence's share of a forward pass: the tokens to compute, and where their keys and values live.
 
     The lists belong to the engine: a runner reads them during the call and keeps neither.
@@ -59,14 +61,18 @@ class Runner(Protocol):
         """Copy whole blocks, ``(from, to)`` each. No block is both copied from and copied to in one call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """What one step produced for one choice of a request: a token, or the news that it has failed."""
 
     request_id: str
     choice: int
     start: int
     """Index of ``token_ids[0]`` among the choice's output tokens; without tokens, how many there are so far."""
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache when the request was first admitted."""
+    prompt_tokens: int
+    completion_tokens: int
+    """The choice's output tokens so far, this step's included."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     """Text that became certain in this step. The joined texts of all outputs are the whole text."""
@@ -81,11 +87,6 @@ class Output:
     """One for each of ``token_ids``, if the request wants them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With choice 0's first token: one for each of the prompt's tokens but the first, if the request wants them."""
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache when the request was first admitted."""
-    prompt_tokens: int
-    completion_tokens: int
-    """The choice's output tokens so far, this step's included."""
 
 
 @dataclass(frozen=True, slots=True)
