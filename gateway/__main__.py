@@ -45,7 +45,7 @@ def command(**options: object) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(serve(GatewayConfig(**options)))  # type: ignore[arg-type]
-    except (KvError, OSError, RuntimeError, ValueError) as error:
+    except (KvError, OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
 
 

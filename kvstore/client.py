@@ -27,7 +27,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-from kvstore.errors import BrokerTooOld, BrokerUnreachable
+from kvstore.errors import BrokerTooOld, BrokerUnreachable, BrokerUrl
 from kvstore.keys import DEFAULT_NAMESPACE, Keys
 from kvstore.scripts import load_scripts
 from kvstore.translation import CONNECTION_TROUBLE, execute, shown_url, translate, translated
@@ -157,7 +157,7 @@ class Broker:
 async def connect(config: BrokerConfig) -> Broker:
     """Connects and checks what it finds.
 
-    Raises BrokerUnreachable after ``connect_patience_s``, BrokerAuth and BrokerTooOld at once, ValueError for a URL
+    Raises BrokerUnreachable after ``connect_patience_s``, BrokerAuth and BrokerTooOld at once, BrokerUrl for a URL
     that is none. Warns when the broker may evict keys. No message contains the password.
     """
     broker = Broker(config)
@@ -182,7 +182,7 @@ def _client(config: BrokerConfig, socket_timeout: float | None) -> Redis:
         options: dict[str, Any] = dict(parse_url(config.url))
     except ValueError:
         # Not chained: the original may quote a part of the URL, and with it of the password.
-        raise ValueError("not a URL of a broker: redis://, rediss:// or unix://, host, port and database") from None
+        raise BrokerUrl("not a URL of a broker: redis://, rediss:// or unix://, host, port and database") from None
     options.update(
         # Both pinned: the client's defaults for them have changed between versions.
         protocol=2,

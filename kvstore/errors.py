@@ -8,6 +8,7 @@
     │   ├── BrokerAuth              wrong password, or the user may not do this
     │   ├── BrokerTooOld            older than Redis 7.0
     │   └── BrokerFull              maxmemory is reached: new work is refused, running work goes on
+    ├── BrokerUrl                   what should name a broker is no URL of one
     ├── SubmitError                 the job was not accepted
     │   ├── RequestIdTaken          another payload already has this request id
     │   ├── QueueFull               the worker's stream is at its bound
@@ -52,6 +53,10 @@ class BrokerTooOld(BrokerError):
 
 class BrokerFull(BrokerError):
     """``maxmemory`` is reached; nothing was written."""
+
+
+class BrokerUrl(KvError, ValueError):
+    """What should name a broker is no URL of one."""
 
 
 class SubmitError(KvError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -24,6 +25,12 @@ from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
 
 if TYPE_CHECKING:
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry
+
+    from kvstore.client import Broker
     from kvstore.registry import WorkerInfo
     from worker.loop import WorkerLoop
 
@@ -128,22 +135,26 @@ def config_of(flags: dict[str, object]) -> WorkerConfig:
 
 
 async def serve(config: WorkerConfig) -> None:
-    """Connects, loads, registers, serves; returns after a drain."""
-    from prometheus_client import CollectorRegistry, start_http_server
+    """Connects, loads, registers, serves; returns after a drain. What is wrong at first sight is told before the broker
+    is waited for."""
+    from prometheus_client import CollectorRegistry
 
     from kvstore.registry import Registry, new_incarnation
     from worker import assemble
     from worker.loop import WorkerLoop
     from worker.metrics import WorkerMetrics
+    from worker.model import loader
 
+    loader.look(config.model, dtype=config.dtype, device=config.device)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    broker = await connect(config.broker)
     prometheus = CollectorRegistry()
-    server, serving = start_http_server(config.metrics_port, addr=config.host, registry=prometheus)
+    server, serving = serve_metrics(config, prometheus)
     address = f"{reachable(config.host)}:{server.server_port}"
+    broker: Broker | None = None
     try:
+        broker = await connect(config.broker)
         worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), address, logger.info)
         # What is loaded now stays: without this every full collection walks it, in the middle of a step and at exit.
         gc.collect()
@@ -160,7 +171,22 @@ async def serve(config: WorkerConfig) -> None:
         server.shutdown()
         serving.join()
         server.server_close()
-        await broker.close()
+        if broker is not None:
+            await broker.close()
+
+
+def serve_metrics(config: WorkerConfig, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
+    """The server of /metrics and its thread. Raises ClickException for a port that can't be listened on."""
+    from prometheus_client import start_http_server
+
+    try:
+        return start_http_server(config.metrics_port, addr=config.host, registry=registry)
+    except OSError as error:
+        hint = "see --host and --metrics-port"
+        if error.errno == errno.EADDRINUSE:
+            hint = "choose another port with --metrics-port, or any free one with --metrics-port 0"
+        where = f"{config.host}:{config.metrics_port}"
+        raise click.ClickException(f"cannot listen on {where}: {error.strerror or error}; {hint}") from error
 
 
 def tell_ready(info: WorkerInfo) -> None:

@@ -87,6 +87,13 @@ def resolve(spec: str, *, cache_dir: Path, dtype: str, device: str, progress: Pr
     )
 
 
+def look(spec: str, *, dtype: str, device: str) -> None:
+    """Raises as ``resolve`` does where the model is not there, or is of no kind that can be loaded here: without
+    reading it, so at once."""
+    choose_dtype(dtype, choose_device(device))
+    _find(spec)
+
+
 def choose_device(device: str) -> torch.device:
     """``auto`` takes CUDA where there is one."""
     available = torch.cuda.is_available()

@@ -1,0 +1,77 @@
+"""What `octavo worker` tells before it waits for a broker: none answers in these tests."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from worker.__main__ import command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: bound, so that nobody takes it, but not listening."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What looks like a model as long as nobody reads it."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def said(closed_port: int, *arguments: str, redis: str = "") -> str:
+    """What a start that fails says."""
+    redis = redis or f"redis://127.0.0.1:{closed_port}/0"
+    ran = CliRunner().invoke(command, ["--id", "w9", "--redis", redis, "--device", "cpu", *arguments])
+    assert ran.exit_code == 1, ran.output
+    assert ran.output.count("\n") == 1, ran.output
+    return ran.output.removeprefix("Error: ").rstrip("\n")
+
+
+def test_a_model_that_cannot_be_loaded(closed_port: int, tmp_path: Path) -> None:
+    other = tmp_path / "weights.bin"
+    other.touch()
+    kinds = "a directory of safetensors, a GGUF file, or smollm2-135m"
+    for model, words in (
+        ("/no/such/model", f"no model '/no/such/model': give {kinds}"),
+        ("smollm2-136m", f"no model 'smollm2-136m': give {kinds}"),
+        (str(tmp_path), f"{tmp_path} has no config.json"),
+        (str(other), f"{other} is neither a GGUF file nor a directory of safetensors"),
+    ):
+        assert said(closed_port, "--model", model) == words
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_a_device_that_is_not_there(closed_port: int, folder: Path) -> None:
+    told = said(closed_port, "--model", str(folder), "--device", "cuda")
+    assert told == "device cuda: PyTorch finds none here"
+
+
+def test_a_port_that_is_taken(closed_port: int, folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = said(closed_port, "--model", str(folder), "--metrics-port", str(port))
+    assert told == (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another port with --metrics-port, or any free one with --metrics-port 0"
+    )
+
+
+def test_what_is_no_url_of_a_broker(closed_port: int, folder: Path) -> None:
+    told = said(closed_port, "--model", str(folder), redis="nonsense:secret")
+    assert told == "not a URL of a broker: redis://, rediss:// or unix://, host, port and database"
