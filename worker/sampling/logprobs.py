@@ -8,7 +8,7 @@ import numpy as np
 
 from worker.sampling.draw import TokenLogprobs
 from worker.sampling.likeliest import BOTTOM, edges_by_count, settle
-from worker.sampling.logit_rows import BLOCK
+from worker.sampling.scan import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,8 @@ nor on how many there are, nor on the number of threads. Two things see to that:
   added up. Sums of such numbers are exact in float64, so a cumulative distribution is the same whichever way it is
   computed, and what has no probability gets none.
 
-Ties are broken by the lower token id. The parts: ``logit_rows`` has the passes over whole vocabularies, ``adjust`` what
+Ties are broken by the lower token id. The parts: ``scan`` has the passes over whole vocabularies, ``logit_rows`` what
+they found, ``adjust`` what
 requests change about logits, ``batch`` who needs what, ``choose`` the choosing, ``likeliest`` the top of a row,
 ``logprobs`` what is told of it.
 """
@@ -27,10 +28,12 @@ from worker.sampling.draw import Drawn, TokenLogprobs
 from worker.sampling.likeliest import MOST_ROWS
 from worker.sampling.logit_rows import LogitRows, Scratch, Wanted
 from worker.sampling.logprobs import token_logprobs
+from worker.sampling.scan import Scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from worker.kernels.native.library import Native
     from worker.sampling.draw import Draw, Score
 
 AT_ONCE: Final = MOST_ROWS
@@ -41,9 +44,14 @@ NOTHING_LEFT: Final = "no token can be chosen: all that the model leaves possibl
 
 
 class TorchSampler:
-    """Implements ``worker.sampling.draw.Sampler``. One caller at a time: it keeps its buffers."""
+    """Implements ``worker.sampling.draw.Sampler``. One caller at a time: it keeps its buffers.
 
-    def __init__(self) -> None:
+    Args:
+        native: kernels for the passes over whole vocabularies; None: by torch.
+    """
+
+    def __init__(self, native: Native | None = None) -> None:
+        self._scanner = Scanner(native)
         self._scratch = Scratch()
         self._adjuster = Adjuster()
 
@@ -65,7 +73,7 @@ class TorchSampler:
 
     def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         batch = Batch(draws, logits.shape[1])
-        rows = LogitRows(logits, batch.rows, batch.wanted(0, len(batch.rows)), self._scratch)
+        rows = LogitRows(logits, batch.rows, batch.wanted(0, len(batch.rows)), self._scanner, self._scratch)
         if batch.changed:
             buffer = rows.buffer("adjusted", len(batch.changed), logits.device)
             rows.copy_into(buffer, batch.places[batch.changed])
@@ -83,7 +91,7 @@ class TorchSampler:
     def _score(self, logits: torch.Tensor, scores: Sequence[Score]) -> list[TokenLogprobs]:
         distinct, places = distinct_rows([score.row for score in scores])
         every = Wanted(np.arange(len(distinct)), np.ones(len(distinct), dtype=np.float32))
-        rows = LogitRows(logits, distinct, every, self._scratch)
+        rows = LogitRows(logits, distinct, every, self._scanner, self._scratch)
         result = [TokenLogprobs(score.token_id, math.nan) for score in scores]
         good = np.flatnonzero(np.isfinite(rows.highest[places]))
         if len(good):
