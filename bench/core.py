@@ -6,6 +6,7 @@ that goes into handing these out doesn't count.
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -86,6 +87,8 @@ def run_core(config: CoreConfig, note: Callable[[str], None]) -> dict[str, Any]:
     native = best(torch.get_num_threads())
     note(f"kernels: {native.level if native else 'none, torch does all'}")
     bank = peaked_logits(BANK, config.vocabulary, config.seed)
+    gc.collect()
+    gc.freeze()  # as a worker does when it is loaded
     levels = []
     for mode in MODES:
         for count in config.sequences:

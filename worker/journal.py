@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from worker.sampling.draw import TokenLogprobs
     from worker.step import Output
 
-_FINISH: dict[Finish | None, inference_pb2.FinishReason] = {
-    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+_FINISH: dict[Finish, inference_pb2.FinishReason] = {
     Finish.STOP: inference_pb2.STOP,
     Finish.LENGTH: inference_pb2.LENGTH,
     Finish.ERROR: inference_pb2.ERROR,
@@ -164,18 +163,16 @@ class Journal:
 
 
 def _chunk(output: Output) -> inference_pb2.Chunk:
-    return inference_pb2.Chunk(
-        choice=output.choice,
-        start=output.start,
-        token_ids=output.token_ids,
-        text=output.text,
-        finish=_FINISH[output.finish],
-        stop_match=output.stop_match,
-        error=output.error,
-        logprobs=[_logprobs(each) for each in output.logprobs],
-        prompt_logprobs=[_logprobs(each) for each in output.prompt_logprobs],
-        stop_token=output.stop_token,
-    )
+    chunk = inference_pb2.Chunk(choice=output.choice, start=output.start, token_ids=output.token_ids, text=output.text)
+    # Most chunks have none of the rest, which would take as long again.
+    if output.logprobs or output.prompt_logprobs:
+        chunk.logprobs.extend([_logprobs(each) for each in output.logprobs])
+        chunk.prompt_logprobs.extend([_logprobs(each) for each in output.prompt_logprobs])
+    if output.finish is not None:
+        chunk.finish, chunk.stop_match, chunk.error = _FINISH[output.finish], output.stop_match, output.error
+        if output.stop_token is not None:
+            chunk.stop_token = output.stop_token
+    return chunk
 
 
 def _logprobs(each: TokenLogprobs) -> inference_pb2.TokenLogprobs:
