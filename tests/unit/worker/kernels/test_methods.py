@@ -82,7 +82,7 @@ def test_digests_tell_bits_apart() -> None:
 
 def test_soft_capping_needs_the_reference() -> None:
     method = choose(spec(softcap=5.0), torch.float32, CPU)
-    assert (method.name, method.exact) == ("reference", True)
+    assert (method.name.split()[0], method.exact) == ("reference", True)  # on AVX2 it takes rows in pieces
 
 
 def test_elsewhere_nothing_is_measured() -> None:
