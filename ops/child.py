@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 LineSink = Callable[[str, str], None]
 """Takes (name of the process, one line of what it said)."""
 
-TAIL_LINES = 40
 MAX_LINE = 8192
 """Characters of one line that are kept; the rest of a longer one is dropped."""
 LAST_WORDS_S = 1.0
@@ -32,7 +30,7 @@ LAST_WORDS_S = 1.0
 
 
 class ChildFailed(Exception):  # noqa: N818 - an event, not a kind of error
-    """A process ended, or said nothing in time, before it was ready. The message carries its last lines."""
+    """A process ended, or said nothing in time, before it was ready. What it said itself has gone to its sink."""
 
 
 class Child:
@@ -42,7 +40,7 @@ class Child:
         self.name = name
         self.arguments = tuple(arguments)
         self.ready: dict[str, Any] = {}
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._spoke = False
         self._environment = dict(environment)
         self._sink = sink
         self._process: asyncio.subprocess.Process | None = None
@@ -103,8 +101,8 @@ class Child:
                 return
             if ended.done():
                 how = describe_exit(ended.result())
-                raise ChildFailed(f"{self.name} {how} before it was ready{self._last_words()}")
-            raise ChildFailed(f"{self.name} was not ready within {timeout:g} s{self._last_words()}")
+                raise ChildFailed(f"{self.name} {how} before it was ready{self._hint()}")
+            raise ChildFailed(f"{self.name} was not ready within {timeout:g} s{self._hint()}")
         finally:
             await cancel_all((ended, ready))
 
@@ -142,8 +140,9 @@ class Child:
             raise RuntimeError(f"{self.name} was not started")
         return self._process
 
-    def _last_words(self) -> str:
-        return "; its last lines:\n  " + "\n  ".join(self.tail) if self.tail else ""
+    def _hint(self) -> str:
+        """The sink has shown the reason already, if one was told."""
+        return f"; see what [{self.name}] said above" if self._spoke else ""
 
     async def _read(self, descriptor: int, *, may_be_ready: bool) -> None:
         stream = asyncio.StreamReader()
@@ -157,7 +156,7 @@ class Child:
                     self.ready = facts
                     self._said_ready.set()
                 elif line:
-                    self.tail.append(line)
+                    self._spoke = True
                     # Whoever listened may be gone. The process must not come to a halt on a full pipe for that.
                     with contextlib.suppress(OSError):
                         self._sink(self.name, line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
-DEFAULT_TARGET = "127.0.0.1:50051"
+ASK_TIMEOUT_S = 10.0
+"""How long a gateway may take to answer what needs no model."""
 # The default limit of 4 MiB on responses does: gateways send no more. A proxy in the environment is for the outside,
 # never on the way to a gateway.
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
@@ -61,14 +62,12 @@ class Choice:
             self.error = chunk.error
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`. Log-probabilities only where there are any."""
-        told: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish": self.finish,
-            "stop_match": self.stop_match,
-            "stop_token": self.stop_token,
-        }
+        """For `--json`. What ended it, and log-probabilities, only where there are any."""
+        told: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids, "finish": self.finish}
+        if self.stop_match:
+            told["stop_match"] = self.stop_match
+        if self.stop_token is not None:
+            told["stop_token"] = self.stop_token
         return told | ({"logprobs": [plain(each) for each in self.logprobs]} if self.logprobs else {})
 
 
@@ -230,22 +229,24 @@ class Client:
 
     async def cancel(self, request_id: str) -> bool:
         """True when this call ended a live job."""
-        response = await self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        response = await self._inference.Cancel(request, timeout=ASK_TIMEOUT_S)
         return bool(response.cancelled)
 
     async def model(self, name: str = "") -> inference_pb2.Model:
         """The model served; `name` may be empty where there is one only."""
-        model: inference_pb2.Model = await self._inference.GetModel(inference_pb2.GetModelRequest(name=name))
+        request = inference_pb2.GetModelRequest(name=name)
+        model: inference_pb2.Model = await self._inference.GetModel(request, timeout=ASK_TIMEOUT_S)
         return model
 
     async def workers(self) -> list[fleet_pb2.Worker]:
         """The live workers, by id."""
-        response = await self._fleet.ListWorkers(fleet_pb2.ListWorkersRequest())
+        response = await self._fleet.ListWorkers(fleet_pb2.ListWorkersRequest(), timeout=ASK_TIMEOUT_S)
         return sorted(response.workers, key=lambda worker: str(worker.id))
 
     async def queues(self) -> list[fleet_pb2.Queue]:
         """Every worker's queue, by worker."""
-        response = await self._fleet.GetQueues(fleet_pb2.GetQueuesRequest())
+        response = await self._fleet.GetQueues(fleet_pb2.GetQueuesRequest(), timeout=ASK_TIMEOUT_S)
         return sorted(response.queues, key=lambda queue: str(queue.worker))
 
 
@@ -274,10 +275,21 @@ def plain(message: Any) -> dict[str, Any]:
     return {name: int(value) if name in wide else value for name, value in fields.items()}
 
 
-def describe(error: grpc.aio.AioRpcError) -> str:
+class Failed(Protocol):
+    """The error of a call, by either of the library's two interfaces."""
+
+    def code(self) -> grpc.StatusCode: ...
+    def details(self) -> str | None: ...
+
+
+def describe(error: Failed) -> str:
     """One line for people: `UNAVAILABLE: no live worker`."""
+    # The library's own words, which name neither the cause nor the cure.
     details = error.details() or "no details"
     if "failed to connect" in details:
-        # The library's own words, which name neither the cause nor the cure.
         return f"UNAVAILABLE: nothing answers there; is `octavo up` running, and is --target right? ({details})"
+    if details.startswith(("DNS resolution failed", "errors resolving")):
+        return f"UNAVAILABLE: no machine has that name; is --target right? ({details})"
+    if details == "Deadline Exceeded":
+        return "DEADLINE_EXCEEDED: the gateway did not answer in time; is it overloaded, or stopped?"
     return f"{error.code().name}: {details}"

@@ -13,6 +13,9 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEFAULT_TARGET = "127.0.0.1:50051"
+"""HOST:PORT of the gateway that commands call; where `octavo up` and `octavo gateway` listen."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:

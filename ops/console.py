@@ -49,7 +49,7 @@ class Loading:
 
     def sink(self, name: str, line: str) -> None:
         """Takes a line in; a `LineSink`."""
-        if not self.over or any(word in line for word in ("WARNING", "ERROR", "CRITICAL", "Traceback")):
+        if not self.over or any(word in line for word in ("WARNING", "ERROR", "CRITICAL", "Traceback", "Error")):
             pass_on(name, line)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import click
 import grpc.aio
 
+from gateway.config import MAX_REQUEST_BYTES
 from octavo.v1 import inference_pb2
-from ops.client import DEFAULT_TARGET, Answer, BrokenStream, Client, describe, plain
-from ops.config import option
+from ops.client import Answer, BrokenStream, Client, describe, plain
+from ops.config import DEFAULT_TARGET, option
 from ops.console import emit, emit_json, unless_interrupted
 
 
@@ -101,24 +102,50 @@ class GenerateConfig:
     "--prompt-logprobs", type=click.IntRange(0, 2**32 - 1), help="The same for the prompt's tokens; with --json."
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object at the end; with --n, one line per chunk as it comes."
+    "--json", "as_json", is_flag=True, help="One JSON object at the end; with --n, lines of JSON as they come."
 )
-@click.option("--timeout", type=click.FloatRange(min=0.001), help="Seconds for the whole answer.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.001),
+    help="Seconds for the whole answer; it is cancelled then. Default: any.",
+)
 @option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
 def command(prompt: str, **values: Any) -> None:
     """Send one request and stream its answer to the terminal.
 
     PROMPT is text to go on from; `-` reads it from stdin. With --chat it is a question to answer. Several answers (--n)
     are shown whole, each when it has ended. Ctrl-C cancels.
+
+    With --json the object has request_id, text, token_ids, finish (STOP or LENGTH), usage, route and timings; where
+    there are any, stop_match or stop_token (what ended it), logprobs and prompt_logprobs. With --n, each line has
+    choice (from 0) and what is new of it, text and token_ids; finish in its last one. The last line has what is about
+    all: request_id, usage, route, timings.
     """
-    config = GenerateConfig(prompt=sys.stdin.read() if prompt == "-" else prompt, **values)
+    config = GenerateConfig(prompt=from_stdin() if prompt == "-" else prompt, **values)
     if not config.as_json and (config.logprobs, config.prompt_logprobs) != (None, None):
         raise click.UsageError("log-probabilities are shown with --json only")
     try:
         request = build(config)
+    except UnicodeEncodeError as error:
+        raise click.UsageError("prompt, system message, model and stop strings must be UTF-8") from error
     except ValueError as error:
         raise click.UsageError(f"a number does not fit its field: {error}") from error
+    if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
+        limit = f"a gateway takes {MAX_REQUEST_BYTES} (4 MiB) at most"
+        raise click.ClickException(f"the request has {size} bytes, and {limit}: send a shorter prompt")
     asyncio.run(unless_interrupted(run(config, request)))
+
+
+def from_stdin() -> str:
+    """All of stdin.
+
+    Raises:
+        click.UsageError: it is no UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"stdin is not UTF-8: {error}") from error
 
 
 def build(config: GenerateConfig) -> inference_pb2.GenerateRequest:
@@ -178,7 +205,7 @@ async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) ->
                 on_response=None if config.n == 1 else (show_lines if config.as_json else show_ended),
             )
         except grpc.aio.AioRpcError as error:
-            raise click.ClickException(describe(error)) from error
+            raise click.ClickException(failure(error, config)) from error
         except BrokenStream as error:
             raise click.ClickException(str(error)) from error
         finally:
@@ -191,6 +218,14 @@ async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) ->
     return answer
 
 
+def failure(error: grpc.aio.AioRpcError, config: GenerateConfig) -> str:
+    """What went wrong with the call, for people."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and config.timeout is not None:
+        cure = "give it more, or ask for less with --max-tokens; `octavo queue` shows what waits"
+        return f"the answer was not whole within --timeout {config.timeout:g} s and was cancelled: {cure}"
+    return describe(error)
+
+
 def show(text: str) -> None:
     """Text of the answer, seen at once."""
     sys.stdout.write(text)
@@ -198,9 +233,21 @@ def show(text: str) -> None:
 
 
 def show_lines(response: inference_pb2.GenerateResponse, _answer: Answer) -> None:
-    """Each chunk as a line of JSON."""
+    """Each chunk as a line of JSON: see the command's help."""
     for chunk in response.chunks:
-        emit(json.dumps(plain(chunk)))
+        emit(json.dumps(chunk_as_dict(chunk)))
+
+
+def chunk_as_dict(chunk: inference_pb2.Chunk) -> dict[str, Any]:
+    """For the lines of `--json`: which choice, and what is new of it. Once a choice has `finish` it has ended; what
+    ended it is named as in the JSON of one answer."""
+    news = {name: value for name, value in plain(chunk).items() if value and name not in ("choice", "start")}
+    told: dict[str, Any] = {"choice": chunk.choice, **news}
+    if not chunk.finish:
+        del told["finish"]
+    if chunk.HasField("stop_token"):
+        told["stop_token"] = chunk.stop_token
+    return told
 
 
 def show_ended(response: inference_pb2.GenerateResponse, answer: Answer) -> None:

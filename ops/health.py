@@ -6,17 +6,22 @@ import http.client
 import re
 
 import click
+from click.core import ParameterSource
+
+from ops.config import DEFAULT_TARGET, option
 
 
 @click.command("health")
-@click.option("--target", default="", envvar="OCTAVO_TARGET", show_envvar=True, help="HOST:PORT of a gateway's gRPC.")
+@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
 @click.option("--metrics", default="", help="HOST:PORT of the Prometheus endpoint of a worker or gateway.")
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Seconds, for each.")
-def command(target: str, metrics: str, timeout: float) -> None:
-    """Ask a gateway's health service, a metrics endpoint, or both; exit 0 when all are well."""
-    if not target and not metrics:
-        raise click.UsageError("name what to ask: --target, --metrics or both")
-    if target:
+@click.pass_context
+def command(context: click.Context, target: str, metrics: str, timeout: float) -> None:
+    """Ask a gateway's health service, a metrics endpoint, or both; exit 0 when all are well.
+
+    With --metrics the gateway is asked only if --target is given too.
+    """
+    if not metrics or context.get_parameter_source("target") is ParameterSource.COMMANDLINE:
         click.echo(f"{target}: {check_grpc(target, timeout)}")
     if metrics:
         click.echo(f"{metrics}: {check_metrics(metrics, timeout)}")
@@ -27,12 +32,14 @@ def check_grpc(target: str, timeout: float) -> str:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    from ops.client import describe
+
     # A proxy in the environment is for the outside; and one try is enough, as whoever runs this asks again.
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
         except grpc.RpcError as error:
-            raise click.ClickException(f"{target}: {error.code().name}: {error.details()}") from error
+            raise click.ClickException(f"{target}: {describe(error)}") from error
     status: str = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise click.ClickException(f"{target}: {status}")

@@ -72,15 +72,22 @@ async def test_the_ready_line_is_parsed_and_not_passed_on(child_of: Callable[[st
     assert child.returncode == -signal.SIGTERM
 
 
-async def test_a_death_before_ready_tells_status_and_last_lines(child_of: Callable[[str], Child]) -> None:
+async def test_a_death_before_ready_tells_its_status_and_what_it_said_once(
+    child_of: Callable[[str], Child], said: Said
+) -> None:
     child = child_of("for i in range(100): print('line', i, file=sys.stderr)\nsys.exit('no such model')")
     await child.start()
     with pytest.raises(ChildFailed) as failed:
         await child.wait_ready(20)
-    message = str(failed.value)
-    assert message.startswith("p exited with status 1 before it was ready; its last lines:\n")
-    assert message.endswith("\n  line 98\n  line 99\n  no such model")
-    assert "line 10\n" not in message
+    assert str(failed.value) == "p exited with status 1 before it was ready; see what [p] said above"
+    assert said.lines == [*(f"p: line {i}" for i in range(100)), "p: no such model"]
+
+
+async def test_a_death_without_a_word(child_of: Callable[[str], Child]) -> None:
+    child = child_of("sys.exit(3)")
+    await child.start()
+    with pytest.raises(ChildFailed, match=r"^p exited with status 3 before it was ready$"):
+        await child.wait_ready(20)
 
 
 async def test_silence_is_a_failure_in_time(child_of: Callable[[str], Child]) -> None:
@@ -108,14 +115,16 @@ async def test_a_clean_end_on_sigterm_is_told(child_of: Callable[[str], Child]) 
     child.signal(signal.SIGTERM)  # to a process that is gone: nothing happens
 
 
-async def test_a_grandchild_that_keeps_the_pipe_open_does_not_delay_the_end(child_of: Callable[[str], Child]) -> None:
+async def test_a_grandchild_that_keeps_the_pipe_open_does_not_delay_the_end(
+    child_of: Callable[[str], Child], said: Said
+) -> None:
     child = child_of(
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)'])\n"
         "print(p.pid, file=sys.stderr, flush=True)\n"
     )
     await child.start()
     assert await asyncio.wait_for(child.wait(), 20) == 0
-    os.kill(int(child.tail[0]), signal.SIGKILL)
+    os.kill(int(said.lines[0].removeprefix("p: ")), signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a promise of the Linux kernel")

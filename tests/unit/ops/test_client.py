@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
+import grpc
+import grpc.aio
 import pytest
 
 from octavo.v1 import fleet_pb2, inference_pb2
-from ops.client import Answer, BrokenStream, chat_request, plain
+from ops import client
+from ops.client import Answer, BrokenStream, chat_request, describe, plain
 
 
 def response(start: int, ids: list[int], text: str = "", finish: int = 0) -> inference_pb2.GenerateResponse:
@@ -82,6 +87,40 @@ def test_a_chat_request_is_greedy_unless_told_otherwise() -> None:
     assert [(each.role, each.content) for each in request.chat.messages] == [("system", "s"), ("user", "u")]
     assert (request.stopping.max_tokens, list(request.stopping.stop)) == (3, ["x"])
     assert not chat_request([("user", "u")]).stopping.HasField("max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "told"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; x", "UNAVAILABLE: nothing answers there; is `octavo up` "),
+        (
+            "UNAVAILABLE",
+            "DNS resolution failed for a:1: x",
+            "UNAVAILABLE: no machine has that name; is --target right?",
+        ),
+        ("UNAVAILABLE", "errors resolving a:1: [x]", "UNAVAILABLE: no machine has that name; is --target right?"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", "DEADLINE_EXCEEDED: the gateway did not answer in time"),
+        ("UNAVAILABLE", "no live worker", "UNAVAILABLE: no live worker"),
+        ("INTERNAL", "", "INTERNAL: no details"),
+    ],
+)
+def test_errors_are_told_for_people(code: str, details: str, told: str) -> None:
+    metadata = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode[code], metadata, metadata, details)
+    assert describe(error).startswith(told)
+
+
+@pytest.mark.parametrize("ask", ["workers", "queues", "model", "cancel"])
+async def test_a_gateway_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    """It listens, as one that was stopped in the middle of something does."""
+    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with client.Client(f"127.0.0.1:{silent.getsockname()[1]}") as calls:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await getattr(calls, ask)(*(["r1"] if ask == "cancel" else []))
+    assert describe(failed.value).startswith("DEADLINE_EXCEEDED: the gateway did not answer in time")
 
 
 def test_plain_shows_every_field_and_numbers_as_numbers() -> None:

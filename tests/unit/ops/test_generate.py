@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import grpc.aio
 import pytest
 from click.testing import CliRunner
 
@@ -164,8 +166,9 @@ def test_one_answer_as_json_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     assert (told["request_id"], told["text"], told["token_ids"], told["finish"]) == ("r", "Hi", [1], "STOP")
     assert (told["stop_token"], told["logprobs"], told["prompt_logprobs"]) == (1, [shown], [shown])
     bare = json.loads(run(monkeypatch, GREETING, "p", "--json").output)
-    assert (bare["stop_token"], bare["usage"]["completion_tokens"]) == (None, 2)
-    assert "logprobs" not in bare
+    assert bare["usage"]["completion_tokens"] == 2
+    # Nothing that is not there.
+    assert list(bare) == ["request_id", "text", "token_ids", "finish", "usage", "route", "timings"]
 
 
 THREE = Service(
@@ -187,11 +190,82 @@ def test_several_answers_are_shown_whole_each_when_it_has_ended(monkeypatch: pyt
 def test_several_answers_as_json_are_a_line_per_chunk_and_one_about_all(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in run(monkeypatch, THREE, "p", "--n", "3", "--json").output.splitlines()]
     *chunks, about = lines
-    assert [(each["choice"], each["start"], each["token_ids"], each["text"], each["finish"]) for each in chunks] == [
-        (0, 0, [1], "A", "FINISH_REASON_UNSPECIFIED"),
-        (2, 0, [3], "C", "FINISH_REASON_UNSPECIFIED"),
-        (2, 1, [], "", "LENGTH"),
-        (1, 0, [2], "B\nb", "STOP"),
-        (0, 1, [4], "a", "STOP"),
+    assert chunks == [
+        {"choice": 0, "token_ids": [1], "text": "A"},
+        {"choice": 2, "token_ids": [3], "text": "C"},
+        {"choice": 2, "finish": "LENGTH"},
+        {"choice": 1, "token_ids": [2], "text": "B\nb", "finish": "STOP"},
+        {"choice": 0, "token_ids": [4], "text": "a", "finish": "STOP"},
     ]
     assert (about["request_id"], about["usage"]["completion_tokens"]) == ("r", 4)
+    assert list(about) == ["request_id", "usage", "route", "timings"]
+
+
+def test_a_line_of_json_has_all_that_a_chunk_has() -> None:
+    """Of a call with more than is usual: 0 is a token, and tells what ended the answer."""
+    one = TokenLogprobs(token_id=0, logprob=-0.5)
+    chunk = Chunk(
+        choice=1,
+        start=9,
+        token_ids=[0],
+        text="x",
+        finish=inference_pb2.ERROR,
+        stop_match="s",
+        error="e",
+        logprobs=[one],
+        prompt_logprobs=[one],
+        stop_token=0,
+    )
+    shown = {"token_id": 0, "logprob": -0.5, "top": []}
+    assert generate.chunk_as_dict(chunk) == {
+        "choice": 1,
+        "token_ids": [0],
+        "text": "x",
+        "finish": "ERROR",
+        "stop_match": "s",
+        "error": "e",
+        "logprobs": [shown],
+        "prompt_logprobs": [shown],
+        "stop_token": 0,
+    }
+    assert {field.name for field in Chunk.DESCRIPTOR.fields} == {"start", *generate.chunk_as_dict(chunk)}
+    (help_text,) = [" ".join(str(generate.command.help).split())]
+    assert all(f"{name}" in help_text for name in ("choice", "text", "token_ids", "finish", "stop_match", "stop_token"))
+
+
+def error_of(monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode, details: str, *arguments: str) -> str:
+    """What is said when the call fails."""
+
+    class Failing(Service):
+        async def generate(self, *_: Any, **__: Any) -> Answer:
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+    ran = run(monkeypatch, Failing(), "p", *arguments)
+    assert (ran.exit_code, ran.stdout.strip()) == (1, "")
+    return str(ran.stderr)
+
+
+def test_a_timeout_is_told_with_what_it_was_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for details in ("Deadline Exceeded", "the client's deadline passed"):
+        assert error_of(monkeypatch, grpc.StatusCode.DEADLINE_EXCEEDED, details, "--timeout", "0.25") == (
+            "Error: the answer was not whole within --timeout 0.25 s and was cancelled: "
+            "give it more, or ask for less with --max-tokens; `octavo queue` shows what waits\n"
+        )
+    told = error_of(monkeypatch, grpc.StatusCode.RESOURCE_EXHAUSTED, "all queues are full", "--timeout", "1")
+    assert told == "Error: RESOURCE_EXHAUSTED: all queues are full\n"
+
+
+def test_a_request_of_five_megabytes_is_refused_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "Client", service := Service(*GREETING.responses))
+    for stdin, told in (
+        (b"x" * 5_000_000, "Error: the request has 5000011 bytes, and a gateway takes 4194304 (4 MiB) at most: "),
+        (b"caf\xe9", "Error: stdin is not UTF-8: "),
+    ):
+        ran = CliRunner().invoke(generate.command, ["-"], input=stdin, prog_name="octavo generate")
+        assert ran.exit_code in (1, 2)
+        assert told in ran.stderr
+    ran = run(monkeypatch, service, "caf\udce9")
+    assert "Error: prompt, system message, model and stop strings must be UTF-8" in ran.stderr
+    assert service.requests == []
+    ran = CliRunner().invoke(generate.command, ["-"], input="caf\u00e9".encode(), prog_name="octavo generate")
+    assert (ran.exit_code, [request.text for request in service.requests]) == (0, ["caf\u00e9"])

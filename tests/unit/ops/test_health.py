@@ -74,7 +74,7 @@ def test_draining_gateway(gateway: tuple[str, health.HealthServicer]) -> None:
 def test_no_gateway(closed_port: int) -> None:
     result = run("--target", f"127.0.0.1:{closed_port}")
     assert result.exit_code == 1
-    assert f"127.0.0.1:{closed_port}: UNAVAILABLE" in result.output
+    assert f"127.0.0.1:{closed_port}: UNAVAILABLE: nothing answers there; is `octavo up` running" in result.output
 
 
 def test_metrics_of_a_worker_that_loads_and_then_serves(metrics: tuple[str, CollectorRegistry]) -> None:
@@ -115,7 +115,22 @@ def test_both_must_be_well(gateway: tuple[str, health.HealthServicer], closed_po
     assert result.exit_code == 1
 
 
-def test_nothing_named() -> None:
-    result = run()
-    assert result.exit_code == 2
-    assert "--target" in result.output
+def test_without_options_the_usual_gateway_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("ops.health.check_grpc", lambda target, _: asked.append(target) or "SERVING")
+    monkeypatch.delenv("OCTAVO_TARGET", raising=False)
+    assert (run().exit_code, asked) == (0, ["127.0.0.1:50051"])
+    monkeypatch.setenv("OCTAVO_TARGET", "there:1")
+    assert (run().exit_code, asked[1:]) == (0, ["there:1"])
+    assert (run("--target", "here:2").exit_code, asked[2:]) == (0, ["here:2"])
+
+
+def test_a_worker_is_asked_alone(
+    metrics: tuple[str, CollectorRegistry], closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a variable says which gateway the commands call."""
+    address, registry = metrics
+    Gauge("octavo_worker_sequences", "Sequences by state", ["state"], registry=registry).labels("running").set(0)
+    monkeypatch.setenv("OCTAVO_TARGET", f"127.0.0.1:{closed_port}")
+    result = run("--metrics", address)
+    assert (result.exit_code, result.output) == (0, f"{address}: OK\n")

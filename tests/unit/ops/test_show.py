@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
-from ops.show import age, print_table
+import pytest
+from click.testing import CliRunner
+
+from ops.show import age, print_table, queue, workers
+
+if TYPE_CHECKING:
+    import click
 
 
 @pytest.mark.parametrize(
@@ -30,3 +36,10 @@ def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> Non
         ["x" * 200, "5"],
         ["y", "10"],
     ]
+
+
+@pytest.mark.parametrize("command", [queue, workers])
+def test_what_is_no_url_is_told_in_a_line(command: click.Command) -> None:
+    ran = CliRunner().invoke(command, ["--redis", "nonsense:secret"])
+    told = "Error: not a URL of a broker: redis://, rediss:// or unix://, host, port and database\n"
+    assert (ran.exit_code, ran.output) == (1, told)
