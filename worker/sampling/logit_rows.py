@@ -70,9 +70,9 @@ class LogitRows:
         """The highest logit of each row."""
         self.sums: Floats = np.empty((0, self.blocks), dtype=np.float32)
         """The weight of each block of the rows wanted, ``[wanted, blocks]``; see ``masses``."""
-        self.sum_scales = Scales(self.highest, self.highest)
+        self.sum_scales = Scales(scanner, self.highest, self.highest)
         """How logits became the weights in ``sums``."""
-        self._scan = scanner
+        self._scanner = scanner
         self._scratch = scratch
         self._parts: list[torch.Tensor] = []
         self._starts = [0]
@@ -85,10 +85,7 @@ class LogitRows:
             return logits[first:past]
         copy = self.buffer("rows", len(rows), logits.device)
         copy[:, self.vocabulary :] = -torch.inf
-        if together:
-            copy[:, : self.vocabulary] = logits[first:past]
-        else:
-            torch.index_select(logits, 0, torch.tensor(rows, device=logits.device), out=copy[:, : self.vocabulary])
+        self._scanner.copy(logits, np.array(rows, dtype=np.int64), copy)
         return copy
 
     def buffer(self, name: str, count: int, device: torch.device) -> torch.Tensor:
@@ -97,7 +94,7 @@ class LogitRows:
 
     def add(self, matrix: torch.Tensor, wanted: Wanted) -> None:
         """Take more rows, from a ``buffer``. Of ``wanted`` ones sum the weights."""
-        found = self._scan(matrix, wanted.rows - self._starts[-1], wanted.temperatures)
+        found = self._scanner(matrix, wanted.rows - self._starts[-1], wanted.temperatures)
         self.maxima = _joined(self.maxima, found.maxima)
         self.highest = _joined(self.highest, found.highest)
         if len(wanted.rows):
@@ -108,7 +105,7 @@ class LogitRows:
 
     def scales(self, rows: Ints, temperatures: Floats) -> Scales:
         """Of some of the rows."""
-        return Scales(temperatures, self.highest[rows])
+        return Scales(self._scanner, temperatures, self.highest[rows])
 
     def masses(self, slots: Ints) -> Doubles:
         """Some of ``sums`` in whole units, ``[n, blocks]``."""
@@ -134,24 +131,26 @@ class LogitRows:
 
     def copy_into(self, buffer: torch.Tensor, rows: Ints) -> None:
         """Copy some of the model's rows."""
-        torch.index_select(self._parts[0], 0, torch.from_numpy(rows).to(buffer.device), out=buffer)
+        self._scanner.copy(self._parts[0], rows, buffer)
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """How the logits of some rows become weights, at some temperatures. All are arrays ``[rows]``."""
+    """How the logits of some rows become weights, at some temperatures. Arrays are ``[rows]``."""
 
+    scanner: Scanner
     temperatures: Floats
     highest: Floats
     """The rows' highest logits."""
 
     def of(self, some: Ints) -> Scales:
         """Of some of the rows."""
-        return Scales(self.temperatures[some], self.highest[some])
+        return Scales(self.scanner, self.temperatures[some], self.highest[some])
 
     def with_others(self, others: Scales) -> Scales:
         """Of these rows, then those."""
         return Scales(
+            self.scanner,
             np.concatenate([self.temperatures, others.temperatures]),
             np.concatenate([self.highest, others.highest]),
         )
@@ -159,9 +158,7 @@ class Scales:
     def weights(self, logits: Floats, owners: Any) -> Doubles:
         """How likely tokens with these logits are, as a share of their rows' likeliest: 0 to 1. ``owners`` indexes the
         rows, so that it fits the logits."""
-        shifted = torch.from_numpy(logits) - torch.from_numpy(self.highest[owners])
-        weights: Doubles = shifted.div_(torch.from_numpy(self.temperatures[owners])).exp_().double().numpy()
-        return weights
+        return self.scanner.weights(logits, self.highest[owners], self.temperatures[owners])
 
 
 def _joined(some: npt.NDArray[np.float32], others: npt.NDArray[np.float32]) -> Floats:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float32]
+    Doubles = npt.NDArray[np.float64]
 
 BLOCK: Final = 64
 """Tokens per block; the native kernel's is the same."""
@@ -66,6 +67,36 @@ class Scanner:
             return _scan_natively(self._native, matrix, rows, temperatures)
         return self._scan_by_torch(matrix, rows, temperatures)
 
+    def weights(self, logits: Floats, highest: Floats, temperatures: Floats) -> Doubles:
+        """Of single tokens, ``exp((logit - highest) / temperature)`` of arrays of one shape: 0 to 1."""
+        if self._native is not None:
+            return _weigh_natively(self._native, logits, highest, temperatures)
+        shifted = torch.from_numpy(logits - highest)
+        weights: Doubles = shifted.div_(torch.from_numpy(temperatures)).exp_().double().numpy()
+        return weights
+
+    def copy(self, matrix: torch.Tensor, rows: Ints, out: torch.Tensor) -> None:
+        """Copy some rows of float32 ``[n, width]`` to the beginnings of those of ``out``."""
+        width = matrix.shape[1]
+        if self._native is None or matrix.device.type != "cpu":
+            torch.index_select(matrix, 0, torch.from_numpy(rows).to(matrix.device), out=out[:, :width])
+            return
+        assert len(rows) == len(out)
+        assert width <= out.shape[1]
+        assert ((rows >= 0) & (rows < len(matrix))).all()
+        self._native.call(
+            "copy_rows",
+            _RowCopy(
+                source=address(matrix, torch.float32, *matrix.shape),
+                stride=matrix.stride(0) * 4,
+                which=rows.ctypes.data,
+                rows=len(rows),
+                to=address(out, torch.float32, *out.shape),
+                to_stride=out.stride(0) * 4,
+                size=width * 4,
+            ),
+        )
+
     def _scan_by_torch(self, matrix: torch.Tensor, rows: Ints, temperatures: Floats) -> Scanned:
         logits = matrix.view(len(matrix), -1, BLOCK)
         maxima = torch.empty(logits.shape[:2], device=matrix.device)
@@ -106,6 +137,44 @@ class _LogitScan(ctypes.Structure):
         ("temperatures", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
     )
+
+
+class _LogitWeights(ctypes.Structure):
+    """``LogitWeights`` of ``logits.h``."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("highest", ctypes.c_void_p),
+        ("temperatures", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+class _RowCopy(ctypes.Structure):
+    """``RowCopy`` of ``logits.h``."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("which", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("to", ctypes.c_void_p),
+        ("to_stride", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+    )
+
+
+def _weigh_natively(native: Native, logits: Floats, highest: Floats, temperatures: Floats) -> Doubles:
+    shape = logits.shape
+    arrays = [np.ascontiguousarray(np.broadcast_to(array, shape)) for array in (logits, highest, temperatures)]
+    assert all(array.dtype == np.float32 for array in arrays)
+    weights = np.empty(shape)
+    native.call(
+        "weigh_logits",
+        _LogitWeights(*(array.ctypes.data for array in arrays), weights=weights.ctypes.data, count=weights.size),
+    )
+    return weights
 
 
 def _scan_natively(native: Native, matrix: torch.Tensor, rows: Ints, temperatures: Floats) -> Scanned:

@@ -89,3 +89,25 @@ def test_no_sum_is_made_that_nobody_wants() -> None:
         found = scan(random_logits(4, WIDTH), every_row(0), degrees())
         assert found.sums.shape == (0, 20)
         assert found.maxima.shape == (4, 20)
+
+
+@pytest.mark.parametrize("scan", SCANNERS.values(), ids=SCANNERS)
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 64])
+def test_weights_of_single_tokens_are_those_of_the_sums(scan: Scanner, count: int) -> None:
+    """Each alone in a block: what is drawn within a block is in proportion to the blocks, bit for bit."""
+    logits = torch.full((1, count * BLOCK), -torch.inf)
+    logits[0, ::BLOCK] = torch.linspace(-20, 3, count)
+    temperatures = degrees(*[0.7] * count)
+    found = scan.weights(logits[0, ::BLOCK].numpy().copy(), degrees(*[float(logits.max())] * count), temperatures)
+    assert found.dtype == np.float64
+    assert found.tolist() == scan(logits, every_row(1), temperatures[:1]).sums[0].astype(np.float64).tolist()
+    assert found[-1] == 1
+
+
+@pytest.mark.parametrize("scan", SCANNERS.values(), ids=SCANNERS)
+def test_rows_are_copied(scan: Scanner) -> None:
+    logits = random_logits(6, 1000, seed=5)
+    rows, out = np.array([4, 0, 0, 5]), torch.full((4, 1024), -1.0)
+    scan.copy(logits, rows, out)
+    assert torch.equal(out[:, :1000], logits[rows])
+    assert (out[:, 1000:] == -1).all()

@@ -14,3 +14,7 @@ EXPORT void team_delete(void* team) { delete static_cast<Team*>(team); }
 EXPORT void scan_logits(void* team, LogitScan* scan) {
   static_cast<Team*>(team)->each(scan->rows, scan_row, scan);
 }
+
+EXPORT void weigh_logits(void*, LogitWeights* given) { weigh(*given); }
+
+EXPORT void copy_rows(void* team, RowCopy* copy) { static_cast<Team*>(team)->each(copy->rows, copy_row, copy); }

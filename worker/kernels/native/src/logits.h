@@ -71,3 +71,42 @@ static void scan_row(void* context, int64_t row) {
       sums[block] = weight(logits + at, scan.vocabulary - at, shift, temperature);
   }
 }
+
+// Weights of single tokens, as in a scan: of `count` logits, each with its row's highest and its temperature.
+struct LogitWeights {
+  const float* logits;
+  const float* highest;
+  const float* temperatures;
+  double* weights;
+  int64_t count;
+};
+
+static inline V lanes_of(const float* from, int64_t left, float fill) {
+  return left >= LANES ? load(from) : load_some(from, static_cast<int>(left), fill);
+}
+
+static void weigh(const LogitWeights& given) {
+  for (int64_t at = 0; at < given.count; at += LANES) {
+    const int64_t left = given.count - at;
+    const V shifted = sub(lanes_of(given.logits + at, left, 0), lanes_of(given.highest + at, left, 0));
+    alignas(64) float found[LANES];
+    store(found, exp_of(div(shifted, lanes_of(given.temperatures + at, left, 1))));
+    for (int lane = 0; lane < LANES && lane < left; lane++) given.weights[at + lane] = found[lane];
+  }
+}
+
+// Copies of some rows, one after the other.
+struct RowCopy {
+  const char* from;
+  int64_t stride;        // of `from`, bytes
+  const int64_t* which;  // [rows]
+  int64_t rows;
+  char* to;
+  int64_t to_stride;     // bytes
+  int64_t size;          // of a row, bytes
+};
+
+static void copy_row(void* context, int64_t row) {
+  const RowCopy& copy = *static_cast<const RowCopy*>(context);
+  std::memcpy(copy.to + row * copy.to_stride, copy.from + copy.which[row] * copy.stride, copy.size);
+}
