@@ -72,7 +72,7 @@ def test_the_models_own_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
     taking(0.1, TorchSampler, "draw")
     taking(0.01, Scheduler, "schedule")
     taking(0.001, TextStream, "push")
-    found = measure_steps(SMALL, "greedy", 3, peaked_logits(8, 400, 0), made_up_table(400))
+    found = measure_steps(SMALL, "greedy", 3, peaked_logits(8, 400, 0), made_up_table(400), None)
     assert {part: times["p50"] for part, times in found.items()} == {
         "step": pytest.approx(113.0),
         "scheduler": pytest.approx(10.0),
@@ -85,7 +85,7 @@ def test_who_ends_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> Non
     """Stop strings turn up in what is drawn; only steps of all sequences count."""
     kinds = (Kind(SamplingParams(temperature=2.0), stop=("e", "t")), Kind(SamplingParams()))
     monkeypatch.setitem(MODES, "ending", kinds)
-    found = measure_steps(replace(SMALL, steps=6), "ending", 4, peaked_logits(8, 400, 0), made_up_table(400))
+    found = measure_steps(replace(SMALL, steps=6), "ending", 4, peaked_logits(8, 400, 0), made_up_table(400), None)
     assert found["step"]["p50"] > 0
 
 
