@@ -94,7 +94,7 @@ async def test_refused_before_anything_is_written(stage: Stage) -> None:
     assert await stage.log("r1") == []
     too_many = job_pb2.Job(request_id="r", prompt_token_ids=[1], n=33)
     for broken in (job_pb2.Job(), job_pb2.Job(request_id="r2"), too_many):
-        with pytest.raises(ValueError, match="a request id and a prompt|n is 33, of 32 at most"):
+        with pytest.raises(ValueError, match=r"a request id and a prompt|n is 33, of 32 at most"):
             await stage.jobs.submit(
                 broken,
                 digest=b"",
