@@ -48,12 +48,6 @@ def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
         logits.view(-1).index_fill_(0, torch.from_numpy(places).to(logits.device), -torch.inf)
 
 
-class Adjuster:
-    """`adjust`, for the sampler that keeps an object for it."""
-
-    adjust = staticmethod(adjust)
-
-
 _NO_IDS: Final[Ints] = np.empty(0, dtype=np.int64)
 
 

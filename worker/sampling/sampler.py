@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from worker.sampling.adjust import Adjuster
+from worker.sampling.adjust import adjust
 from worker.sampling.batch import Batch, distinct_rows
 from worker.sampling.draw import Drawn, TokenLogprobs
 from worker.sampling.likeliest import MOST_ROWS
@@ -53,7 +53,6 @@ class TorchSampler:
     def __init__(self, native: Native | None = None) -> None:
         self._scanner = Scanner(native)
         self._scratch = Scratch()
-        self._adjuster = Adjuster()
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """Choose a token for each draw, from float32 ``[rows, vocabulary]`` on any device.
@@ -77,7 +76,7 @@ class TorchSampler:
         if batch.changed:
             buffer = rows.buffer("adjusted", len(batch.changed), logits.device)
             rows.copy_into(buffer, batch.places[batch.changed])
-            self._adjuster.adjust(buffer, [draws[index] for index in batch.changed])
+            adjust(buffer, [draws[index] for index in batch.changed])
             rows.add(buffer, batch.wanted(len(batch.rows), len(batch.rows) + len(batch.changed)))
         sound = np.isfinite(rows.highest[batch.places])
         possible = sound & np.isfinite(rows.highest[batch.used])

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tests.unit.worker.kernels.native import NATIVE
 from worker.kernels.native.library import best
 from worker.params import SamplingParams
 from worker.sampling.draw import Draw
 from worker.sampling.sampler import TorchSampler
+from worker.sampling.scan import Scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,8 @@ VOCAB = 1000  # no multiple of the sampler's block
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLER = TorchSampler(best(1))
 """One for all tests: what is left in its buffers must not matter."""
+SCANNERS = {"torch": Scanner(), **{level: Scanner(native) for level, native in NATIVE.items()}}
+"""By torch, and by every build of the native kernels that runs here."""
 
 
 def random_logits(rows: int, vocabulary: int = VOCAB, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tests.unit.worker.kernels.native import NATIVE, TEAMS
-from tests.unit.worker.sampling import random_logits
+from tests.unit.worker.sampling import SCANNERS, random_logits
 from worker.sampling.scan import BLOCK, Scanner
 
-SCANNERS = {"torch": Scanner(), **{level: Scanner(native) for level, native in NATIVE.items()}}
 WIDTH = 20 * BLOCK
 
 
