@@ -108,7 +108,7 @@ class Jobs:
         args: list[Any] = [
             *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
             *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
-            *(charge(job), prompt, max(job.n, 1), job.priority),
+            *(charge(job), prompt, max(job.n, 1)),
         ]
         names = [
             *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),

@@ -5,7 +5,7 @@
 -- ARGV 1 payload       2 digest of the client's request     3 submission (random, one per call of submit())
 --      4 worker        5 its incarnation                    6 gateway
 --      7 time left in ms, '' for no deadline                8 bound of the stream
---      9 charge in tokens     10 prompt tokens     11 choices     12 class
+--      9 charge in tokens     10 prompt tokens     11 choices
 -- Returns {'accepted'}, {'attached'}, {'taken'}, {'full', depth} or {'gone', why}.
 --
 -- Races closed: a retry after a lost reply finds its own submission and is told 'accepted' again; two gateways with one
@@ -35,7 +35,7 @@ end
 local now = now_ms()
 -- What an earlier life of this id may have left, should the two ever have lost their common expiry.
 redis.call('DEL', job, log)
-local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job:(.*)$'), 'class', ARGV[12])
+local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job:(.*)$'))
 redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'submission', ARGV[3], 'state', 'queued',
   'worker', ARGV[4], 'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
   'submitted_ms', int(now), 'choices', ARGV[11], 'open', ARGV[11], 'charge', ARGV[9], 'prompt_tokens', ARGV[10], 'cached_tokens', '0')
