@@ -1,9 +1,9 @@
 """From a model's own configuration to what a decoder must compute: exactly that, or a refusal that says why not.
 
 All families here are one decoder: an embedding, layers of grouped attention and a gated MLP with RMS norms before (and
-perhaps after) each, a last norm and a head. What differs between them is in `DecoderShape`; what a configuration can ask
-for and is not there is refused as `NotFused`, so that the model runs in another way. The measure is what the library's
-own model computes, settings that it ignores included.
+perhaps after) each, a last norm and a head. What differs between them is in `DecoderShape`. What a configuration can
+ask for and is not there is refused as `NotFused`, so that the model runs in another way. The measure is what the
+library's own model computes, settings that it ignores included.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def read(directory: Path, shape: DecoderShape, dtype: torch.dtype) -> DecoderWei
         stored = _Stored(directory)
         _account(stored, shape)
         return _Reader(stored, shape, dtype).decoder()
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise ModelDamaged(f"the weights in {directory} can't be read: {error!r}") from error
 
 
@@ -127,7 +127,10 @@ def _paths(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if not index.is_file():
         raise ModelDamaged(f"{directory} has neither {single.name} nor {index.name}")
-    return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    try:
+        return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelDamaged(f"{index} can't be read: {error!r}") from error
 
 
 def _account(stored: _Stored, shape: DecoderShape) -> None:
@@ -166,10 +169,8 @@ def _layer_tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
     if _is_joined(shape):
         inputs = {"self_attn.qkv_proj": query + 2 * key, "mlp.gate_up_proj": 2 * shape.intermediate}
     else:
-        inputs = {
-            **{"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key},
-            **{"mlp.gate_proj": shape.intermediate, "mlp.up_proj": shape.intermediate},
-        }
+        inputs = {f"self_attn.{part}_proj": rows for part, rows in (("q", query), ("k", key), ("v", key))}
+        inputs |= {f"mlp.{part}_proj": shape.intermediate for part in ("gate", "up")}
     sizes = {name: (rows, shape.hidden) for name, rows in inputs.items()}
     sizes["self_attn.o_proj"] = (shape.hidden, query)
     sizes["mlp.down_proj"] = (shape.hidden, shape.intermediate)

@@ -69,9 +69,7 @@ class _Reference:
         back = torch.arange(count)[:, None] - torch.arange(count)[None, :]
         hidden_keys = (back < 0) | (back >= (kind.window or count))
         weighted = scores.masked_fill(hidden_keys, -torch.inf).softmax(dim=-1) @ value
-        return self.product(
-            self.round(weighted.transpose(0, 1).reshape(count, -1)), layer.output, layer.output_bias
-        )
+        return self.product(self.round(weighted.transpose(0, 1).reshape(count, -1)), layer.output, layer.output_bias)
 
     def mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
         gate = self.product(hidden, layer.gate, layer.gate_bias)

@@ -1,0 +1,218 @@
+"""A decoder as the native kernels take it: packed weights, and the structures of ``decoder.h``."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everywhere
+
+from worker.kernels.native.library import address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker.model.decoder.config import DecoderShape, LayerShape
+    from worker.model.decoder.weights import DecoderWeights, LayerWeights
+
+LANES: Final = 16
+UNIT: Final = 32
+INPUT_STEP: Final = 32
+"""As in ``products.h``."""
+
+PACK: Final = {torch.bfloat16: 2, torch.float32: 1}
+"""Inputs that are multiplied together; see ``kinds.h``."""
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class Weight(ctypes.Structure):
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("qkv", Weight),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("output", Weight),
+        ("post_attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("gate_up", Weight),
+        ("down", Weight),
+        ("post_mlp_norm", ctypes.c_void_p),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("pages", ctypes.c_void_p),
+    )
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("is_float32", "hidden", "heads", "kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("intermediate", "rotary_dim", "activation")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "embed_scale", "attention_scale")),
+        *((name, ctypes.c_float) for name in ("attention_softcap", "logit_softcap")),
+        ("unused", ctypes.c_int32),
+        ("block_size", ctypes.c_int64),
+        ("embedding", ctypes.c_void_p),
+        ("layers", ctypes.POINTER(Layer)),
+        ("layer_count", ctypes.c_int64),
+        ("final_norm", ctypes.c_void_p),
+        ("head", Weight),
+    )
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        ("run", ctypes.c_void_p),
+        ("decoder", ctypes.POINTER(Decoder)),
+        ("rows", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sequences", ctypes.c_int64),
+        ("first_rows", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("table_starts", ctypes.c_void_p),
+        ("wanted", ctypes.c_int64),
+        ("wanted_rows", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("logits_stride", ctypes.c_int64),
+        ("damaged", ctypes.c_void_p),
+    )
+
+
+def padded(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def packed(matrix: torch.Tensor) -> torch.Tensor:
+    """``[outputs, inputs]`` as ``[units, inputs / PACK, 2, 16, PACK]``, padded with zeros to whole ones."""
+    outputs, inputs = matrix.shape
+    pack = PACK[matrix.dtype]
+    whole = F.pad(matrix, (0, padded(inputs, INPUT_STEP) - inputs, 0, padded(outputs, UNIT) - outputs))
+    return whole.view(-1, 2, LANES, whole.shape[1] // pack, pack).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Sixteen rows of one, then the sixteen of the other that they belong to, and so on; padded with zeros."""
+    rest = padded(len(gate), LANES) - len(gate)
+    halves = [F.pad(part, (0, 0) * (part.ndim - 1) + (0, rest)).unflatten(0, (-1, LANES)) for part in (gate, up)]
+    return torch.cat(halves, dim=1).flatten(0, 1)
+
+
+class NativeModel:
+    """A decoder's weights in the memory layout of the kernels, with its pages.
+
+    Args:
+        shape: what is computed.
+        weights: read from files; not used afterwards, but for the embedding.
+        tables: cosines and sines, for each of ``shape.ropes``.
+        num_blocks: of the pages.
+        block_size: a multiple of sixteen.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        tables: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        assert block_size % LANES == 0, block_size
+        self.dtype: Final = weights.embedding.dtype
+        self.head: Final = padded(shape.head_dim, LANES)
+        """Numbers that a head takes in pages, padded."""
+        size = shape.kv_heads * 2 * block_size * self.head
+        self.pages: Final = torch.zeros(len(shape.layers), num_blocks, size, dtype=self.dtype)
+        """``[layers, blocks, numbers of a block]``; see ``pages.h``."""
+        self._kept: list[object] = []  # what the structures point to
+        layers = [
+            self._layer(shape, layer, weights.layers[index], tables, self.pages[index])
+            for index, layer in enumerate(shape.layers)
+        ]
+        array = (Layer * len(layers))(*layers)
+        self._kept.append(array)
+        self.decoder: Final = Decoder(
+            is_float32=self.dtype == torch.float32,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            intermediate=shape.intermediate,
+            rotary_dim=shape.rotary_dim,
+            activation=_ACTIVATIONS[shape.activation],
+            norm_eps=shape.norm_eps,
+            embed_scale=shape.embed_scale,
+            attention_scale=shape.attention_scale,
+            attention_softcap=shape.attention_softcap,
+            logit_softcap=shape.logit_softcap,
+            block_size=block_size,
+            embedding=self._keep(weights.embedding.contiguous(), shape.vocab, shape.hidden),
+            layers=array,
+            layer_count=len(layers),
+            final_norm=self._keep(weights.final_norm, shape.hidden),
+            head=self._weight(weights.head, None),
+        )
+
+    def _layer(
+        self,
+        shape: DecoderShape,
+        layer: LayerShape,
+        weights: LayerWeights,
+        tables: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        pages: torch.Tensor,
+    ) -> Layer:
+        heads = weights.output.view(shape.hidden, shape.heads, shape.head_dim)
+        output = F.pad(heads, (0, self.head - shape.head_dim)).flatten(1)
+        turned = tables[layer.rope] if layer.rope >= 0 else (None, None)
+        gate_up_bias = None
+        if weights.gate_bias is not None and weights.up_bias is not None:
+            gate_up_bias = interleaved(weights.gate_bias, weights.up_bias)
+        return Layer(
+            input_norm=self._keep(weights.input_norm, shape.hidden),
+            qkv=self._weight(weights.qkv, weights.qkv_bias),
+            q_norm=self._keep(weights.q_norm, shape.head_dim),
+            k_norm=self._keep(weights.k_norm, shape.head_dim),
+            output=self._weight(output, weights.output_bias),
+            post_attention_norm=self._keep(weights.post_attention_norm, shape.hidden),
+            mlp_norm=self._keep(weights.mlp_norm, shape.hidden),
+            gate_up=self._weight(interleaved(weights.gate, weights.up), gate_up_bias),
+            down=self._weight(weights.down, weights.down_bias),
+            post_mlp_norm=self._keep(weights.post_mlp_norm, shape.hidden),
+            cosines=self._table(turned[0], shape),
+            sines=self._table(turned[1], shape),
+            window=layer.window,
+            pages=pages.data_ptr(),
+        )
+
+    def _table(self, table: torch.Tensor | None, shape: DecoderShape) -> int | None:
+        return None if table is None else self._keep(table, len(table), shape.rotary_dim // 2)
+
+    def _weight(self, matrix: torch.Tensor, bias: torch.Tensor | None) -> Weight:
+        outputs, inputs = matrix.shape
+        made = packed(matrix)
+        if bias is not None:
+            bias = F.pad(bias, (0, padded(outputs, UNIT) - outputs)).contiguous()
+        return Weight(
+            packed=self._keep(made, *made.shape),
+            bias=None if bias is None else self._keep(bias, padded(outputs, UNIT)),
+            inputs=padded(inputs, INPUT_STEP),
+            outputs=outputs,
+        )
+
+    def _keep(self, tensor: torch.Tensor | None, *shape: int) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor)
+        return address(tensor, self.dtype if tensor.dtype == self.dtype else torch.float32, *shape)
