@@ -59,7 +59,8 @@ class _Reference:
     def attention(self, kind: LayerShape, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
         shape, count = self.shape, len(hidden)
         made = self.product(hidden, layer.qkv, layer.qkv_bias).view(count, -1, shape.head_dim).transpose(0, 1)
-        query, key, value = torch.split(made, [shape.heads, shape.kv_heads, shape.kv_heads])  # [heads, tokens, head_dim]
+        # Each [its heads, tokens, head_dim].
+        query, key, value = torch.split(made, [shape.heads, shape.kv_heads, shape.kv_heads])
         query, key = self.norm(query, layer.q_norm), self.norm(key, layer.k_norm)
         if kind.rope >= 0:
             query, key = self.rotated(query, self.tables[kind.rope]), self.rotated(key, self.tables[kind.rope])
