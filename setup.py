@@ -3,18 +3,24 @@
 All are optional: where there is no compiler, or it is too old for a level, the installation goes on without.
 """
 
+import hashlib
 import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 SOURCE = Path("worker/kernels/native/src")
-COMMON = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
-COMMON += [
-    "-Wno-psabi",
-    "-Wno-uninitialized",
-    "-Wno-maybe-uninitialized",
-]  # the last two are in its own headers
+DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.iterdir()))).hexdigest()
+COMMON = [
+    f'-DOCTAVO_SOURCES="{DIGEST}"',
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-pthread",
+]
+COMMON += ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # the last two are in its own headers
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 BF16 = [*AVX512, "-mavx512vnni", "-mavx512bf16"]

@@ -91,6 +91,12 @@ OPTIONS = [
         default=256,
         help="Tokens of prompts in one step beside running streams, at most.",
     ),
+    option(
+        "--kernels",
+        type=click.Choice(["auto", "none", "amx", "avx512_bf16", "avx512", "avx2", "portable"]),
+        default="auto",
+        help="Build of the native kernels. auto: the best that this processor runs.",
+    ),
     option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),

@@ -10,8 +10,11 @@ import torch
 from kvstore.registry import ModelCard, WorkerInfo
 from worker.detokenize import TokenBytes, UnsupportedTokenizer
 from worker.engine import Engine
-from worker.kernels.native import library as native
-from worker.model import hf, loader
+from worker.kernels.native.library import Native, NativeUnavailableError, best
+from worker.model import loader
+from worker.model.cache import joined_digest
+from worker.model.decoder import runner as decoder
+from worker.model.decoder.config import NotFused
 from worker.model.errors import ModelUnsupported
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.config import WorkerConfig
+    from worker.model.decoder.runner import DecoderRunner
+    from worker.model.hf import HfRunner
     from worker.model.loader import ModelFiles
 
 
@@ -45,7 +50,10 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         config.model, cache_dir=config.cache_dir, dtype=config.dtype, device=config.device, progress=progress
     )
     texts = _token_bytes(files)  # before the weights are read, which takes longer
-    runner = hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)
+    kernels = _kernels(config, progress)
+    runner = _runner(config, files, kernels, progress)
+    sampler = TorchSampler(kernels)
+    fingerprint = joined_digest((runner.fingerprint, sampler.digest))
     scheduler = Scheduler(
         BlockPool(config.num_blocks, config.block_size, config.cache_blocks),
         max_running=config.max_running,
@@ -56,19 +64,53 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     engine = Engine(
         runner,
         scheduler,
-        sampler=TorchSampler(native.best(torch.get_num_threads())),
+        sampler=sampler,
         text_stream=texts.stream,
         eos_token_ids=files.eos_token_ids,
-        fingerprint=runner.fingerprint,
+        fingerprint=fingerprint,
     )
     card = ModelCard(
-        fingerprint=runner.fingerprint,
+        fingerprint=fingerprint,
         vocab_size=runner.vocab_size,
         eos_token_ids=files.eos_token_ids,
         tokenizer_json=files.tokenizer_json,
         tokenizer_config=files.tokenizer_config,
     )
     return Assembled(engine, _info(config, files, card, scheduler, incarnation, metrics), card)
+
+
+def _kernels(config: WorkerConfig, progress: Callable[[str], None]) -> Native | None:
+    """Raises ModelUnsupported for kernels that were asked for and can't be had."""
+    threads = torch.get_num_threads()
+    if config.kernels == "none":
+        return None
+    if config.kernels != "auto":
+        try:
+            return Native(config.kernels, threads)
+        except NativeUnavailableError as error:
+            raise ModelUnsupported(f"--kernels {config.kernels}: {error}") from error
+    found = best(threads)
+    progress("no native kernels: torch does all, slower" if found is None else f"native kernels: {found.level}")
+    return found
+
+
+def _runner(
+    config: WorkerConfig, files: ModelFiles, kernels: Native | None, progress: Callable[[str], None]
+) -> HfRunner | DecoderRunner:
+    """The fused decoder, or transformers' model where it can't be that."""
+    if kernels is not None:
+        try:
+            runner = decoder.load(
+                files, kernels, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress
+            )
+        except NotFused as reason:
+            progress(f"not by the fused decoder: {reason}")
+        else:
+            torch.set_num_threads(1)  # what is left to it is small, and its threads would only be in the kernels' way
+            return runner
+    from worker.model import hf  # takes seconds, because it brings transformers' models along
+
+    return hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)
 
 
 def _token_bytes(files: ModelFiles) -> TokenBytes:

@@ -34,6 +34,10 @@ class StepRow(NamedTuple):
     """After how many of the tokens, the last ones, the logits are wanted; 0: after none."""
 
 
+class NotFinite(ArithmeticError):  # noqa: N818 - reads as a fact
+    """A step left keys or values that are not finite in the pages of sequences that asked for no logits."""
+
+
 class Runner(Protocol):
     """A model over a paged cache. Implemented by ``worker.model``; the engine knows nothing else of a model."""
 
@@ -52,9 +56,9 @@ class Runner(Protocol):
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         """Run one step: write the rows' keys and values into their pages, attend to all positions before.
 
-        Returns the logits, float32 ``[sum of the rows' logits, vocab_size]``, in the order of rows and positions. A
-        row's result does not depend on the other rows. A call that raised may be repeated with the same rows: it writes
-        the same values to the same slots.
+        Returns the logits, float32 ``[sum of the rows' logits, vocab_size]``, in the order of rows and positions; they
+        hold until the next call. A row's result does not depend on the other rows. A call that raised may be repeated
+        with the same rows: it writes the same values to the same slots.
         """
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

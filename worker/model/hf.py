@@ -25,7 +25,7 @@ from worker.model.audit import Audit
 from worker.model.errors import ModelDamaged, ModelUnsupported
 from worker.model.library import checked, quiet
 from worker.model.swap import RotaryTable, Swapped, swap, swap_rotary
-from worker.step import StepRow
+from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,10 +45,6 @@ _CHECK_POOL = PoolShape(num_blocks=4, block_size=16)
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
 """Relative difference to transformers' own attention that is still rounding."""
-
-
-class NotFinite(ArithmeticError):  # noqa: N818 - reads as a fact
-    """A step left keys or values that are not finite in the pages of sequences that asked for no logits."""
 
 
 class HfRunner:

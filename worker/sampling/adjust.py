@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from worker.sampling.draw import Draw
-    from worker.sampling.logit_rows import Doubles, Ints
+    from worker.sampling.scan import Doubles, Ints
 
 
 def adjusts(draw: Draw) -> bool:

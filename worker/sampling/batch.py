@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from worker.sampling.draw import Draw, TokenLogprobs
     from worker.sampling.likeliest import Flags
-    from worker.sampling.logit_rows import Doubles, Floats, Ints, LogitRows
+    from worker.sampling.logit_rows import LogitRows
+    from worker.sampling.scan import Doubles, Floats, Ints
 
 LARGE_SHARE: Final = 0.5
 """From which ``top_p`` on tokens are drawn from all until one is within it."""

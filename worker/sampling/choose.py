@@ -17,7 +17,8 @@ from worker.sampling.scan import BLOCK
 
 if TYPE_CHECKING:
     from worker.sampling.likeliest import Flags, Likeliest
-    from worker.sampling.logit_rows import Doubles, Floats, Ints, LogitRows, Scales
+    from worker.sampling.logit_rows import LogitRows, Scales
+    from worker.sampling.scan import Doubles, Floats, Ints
 
 BELOW_ONE: Final = 1 - 2.0**-53
 

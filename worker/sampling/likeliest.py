@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from worker.sampling.logit_rows import Doubles, Floats, Ints, LogitRows
+    from worker.sampling.logit_rows import LogitRows
+    from worker.sampling.scan import Doubles, Floats, Ints
 
     Flags = npt.NDArray[np.bool_]
     Bits = npt.NDArray[np.uint32]

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from worker.sampling.scan import Scanner
-
-    Ints = npt.NDArray[np.int64]
-    Floats = npt.NDArray[np.float32]
-    Doubles = npt.NDArray[np.float64]
+    from worker.sampling.scan import Doubles, Floats, Ints, Scanner
 
 MOST: Final = float(np.finfo(np.float32).max)
 

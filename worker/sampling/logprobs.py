@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from worker.sampling.likeliest import Flags, Likeliest
-    from worker.sampling.logit_rows import Floats, Ints, LogitRows
+    from worker.sampling.logit_rows import LogitRows
+    from worker.sampling.scan import Floats, Ints
 
     Pairs = tuple[tuple[int, float], ...]
 

@@ -9,9 +9,8 @@ nor on how many there are, nor on the number of threads. Two things see to that:
   computed, and what has no probability gets none.
 
 Ties are broken by the lower token id. The parts: ``scan`` has the passes over whole vocabularies, ``logit_rows`` what
-they found, ``adjust`` what
-requests change about logits, ``batch`` who needs what, ``choose`` the choosing, ``likeliest`` the top of a row,
-``logprobs`` what is told of it.
+they found, ``adjust`` what requests change about logits, ``batch`` who needs what, ``choose`` the choosing,
+``likeliest`` the top of a row, ``logprobs`` what is told of it.
 """
 
 from __future__ import annotations
@@ -53,6 +52,11 @@ class TorchSampler:
     def __init__(self, native: Native | None = None) -> None:
         self._scanner = Scanner(native)
         self._scratch = Scratch()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of what decides the bits of its results, beside what it is given."""
+        return self._scanner.digest
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """Choose a token for each draw, from float32 ``[rows, vocabulary]`` on any device.

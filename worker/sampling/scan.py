@@ -1,7 +1,7 @@
 """The passes over whole vocabularies: the highest logit of each block of tokens, and how likely each block is.
 
 By a native kernel for rows in the CPU's memory, where one is there; else by torch, which goes over the memory more
-often. Within a process it is always the same one, so that a distribution has the same bits whenever it is looked at.
+often. A worker has one of them, so that a distribution has the same bits whenever it is looked at.
 A row's numbers have the same bits whatever the other rows, their number and the threads: maxima are exact; subtraction,
 division and ``exp`` go element by element; a block is summed on its own, in one order.
 """
@@ -9,6 +9,7 @@ division and ``exp`` go element by element; a block is summed on its own, in one
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -67,11 +68,19 @@ class Scanner:
             return _scan_natively(self._native, matrix, rows, temperatures)
         return self._scan_by_torch(matrix, rows, temperatures)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of some sums: of equal ones, all are equal."""
+        rows, temperatures = np.arange(8), np.linspace(0.5, 2, 8, dtype=np.float32)
+        logits = torch.linspace(-60, 4, 8 * 4096).view(8, 4096)
+        return hashlib.sha256(self(logits, rows, temperatures).sums.tobytes()).hexdigest()
+
     def weights(self, logits: Floats, highest: Floats, temperatures: Floats) -> Doubles:
         """Of single tokens, ``exp((logit - highest) / temperature)`` of arrays of one shape: 0 to 1."""
         if self._native is not None:
             return _weigh_natively(self._native, logits, highest, temperatures)
-        shifted = torch.from_numpy(logits - highest)
+        with np.errstate(over="ignore"):  # as far below as numbers go: e to that is 0
+            shifted = torch.from_numpy(logits - highest)
         weights: Doubles = shifted.div_(torch.from_numpy(temperatures)).exp_().double().numpy()
         return weights
 
@@ -81,9 +90,9 @@ class Scanner:
         if self._native is None or matrix.device.type != "cpu":
             torch.index_select(matrix, 0, torch.from_numpy(rows).to(matrix.device), out=out[:, :width])
             return
-        assert len(rows) == len(out)
-        assert width <= out.shape[1]
-        assert ((rows >= 0) & (rows < len(matrix))).all()
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
+        if len(rows) != len(out) or width > out.shape[1] or not ((rows >= 0) & (rows < len(matrix))).all():
+            raise ValueError(f"rows {rows} of {list(matrix.shape)} don't fit into {list(out.shape)}")
         self._native.call(
             "copy_rows",
             _RowCopy(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from worker.engine import Engine
+from worker.kernels.native.library import best
 from worker.params import SamplingParams, StopParams
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
@@ -118,7 +119,7 @@ def engine_over(
     return Engine(
         runner,
         scheduler,
-        sampler=TorchSampler(),
+        sampler=TorchSampler(best(2)),
         text_stream=table.stream,
         eos_token_ids=eos_token_ids,
         fingerprint="differential",

@@ -126,5 +126,15 @@ def test_build_context_is_an_allow_list() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     needed = {line[1:] for line in lines if line.startswith("!")}
-    assert needed >= {"pyproject.toml", "constraints.txt", "README.md", "proto", "kvstore", "gateway", "worker", "ops"}
+    assert needed >= {
+        "pyproject.toml",
+        "setup.py",
+        "constraints.txt",
+        "README.md",
+        "proto",
+        "kvstore",
+        "gateway",
+        "worker",
+        "ops",
+    }
     assert all((ROOT / name).exists() for name in needed)

@@ -9,6 +9,7 @@ import torch
 
 from tests.unit.worker.paged_model import EOS, TABLE, VOCAB, Forced, PagedModel
 from worker.engine import Engine
+from worker.kernels.native.library import best
 from worker.params import SamplingParams, StopParams
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
@@ -67,7 +68,7 @@ def engine_over(
     return Engine(
         model,
         scheduler,
-        sampler=TorchSampler(),
+        sampler=TorchSampler(best(2)),
         text_stream=TABLE.stream,
         eos_token_ids=[EOS],
         fingerprint="paged model",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VOCAB = 1000  # no multiple of the sampler's block
 GREEDY = SamplingParams(temperature=0.0)
-SAMPLER = TorchSampler(best(1))
+SAMPLER = TorchSampler(best(2))
 """One for all tests: what is left in its buffers must not matter."""
 SCANNERS = {"torch": Scanner(), **{level: Scanner(native) for level, native in NATIVE.items()}}
 """By torch, and by every build of the native kernels that runs here."""

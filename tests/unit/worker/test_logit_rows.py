@@ -15,8 +15,7 @@ from worker.sampling.logit_rows import LogitRows, Scratch, Wanted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from worker.sampling.logit_rows import Doubles
-    from worker.sampling.scan import Scanner
+    from worker.sampling.scan import Doubles, Scanner
 
 VOCABULARIES = [1, 3, 15, 16, 17, 63, 64, 65, 100, 1000, 1024, 4097, 32000, 49152, 50257, 128256]
 

@@ -7,13 +7,18 @@ wrappers here check what they are given, because a wrong one would overwrite mem
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.machinery
 import logging
+import os
+import threading
+import weakref
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -23,6 +28,7 @@ LEVELS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
 """Builds of the kernels, best first, named by the instructions that they use. ``setup.py`` makes them."""
 
 _FOLDER = Path(__file__).parent
+_SOURCES = _FOLDER / "src"
 
 
 class NativeUnavailableError(Exception):
@@ -44,31 +50,65 @@ class Native:
         assert threads >= 1, threads
         if level not in LEVELS:
             raise NativeUnavailableError(f"no kernels are called {level!r}; there are {', '.join(LEVELS)}")
-        if not _built(level):
-            raise NativeUnavailableError(f"the kernels for {level} were not built when this package was installed")
-        if not _runs(level):
+        self._library = _load(level)
+        if not _load("portable").runs_level(level.encode()):
             raise NativeUnavailableError(f"this processor can't run the kernels for {level}")
         self.level: Final = level
-        self.threads: Final = threads
-        self._library = ctypes.CDLL(str(_path(level)))
         self._library.team_new.restype = ctypes.c_void_p
         self._team = ctypes.c_void_p(self._library.team_new(threads))
-
-    def __del__(self) -> None:
-        if hasattr(self, "_team"):
-            self._library.team_delete(self._team)
+        self.threads: Final[int] = self._library.team_size(self._team)
+        if self.threads < threads:
+            log.warning("%d threads for the native kernels, not %d: the system gives no more", self.threads, threads)
+        self._busy = threading.Lock()
+        weakref.finalize(self, _delete, self._library.team_delete, self._team.value, os.getpid())
 
     def call(self, name: str, argument: ctypes.Structure) -> None:
-        """Call a kernel, from all threads. It does not return before all is done, and holds no lock meanwhile."""
-        getattr(self._library, name)(self._team, ctypes.byref(argument))
+        """Call a kernel, from all threads. It does not return before all is done, and holds no lock meanwhile.
+
+        Raises:
+            MemoryError: there is none for what it works in.
+            RuntimeError: another call is under way.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(f"{name} was called while these kernels are at work for another caller")
+        try:
+            failed = getattr(self._library, name)(self._team, ctypes.byref(argument))
+        finally:
+            self._busy.release()
+        if failed:
+            raise MemoryError(f"no memory for what the native kernel {name} works in")
+
+    def new_run(self) -> Run:
+        """Room for a decoder's steps."""
+        return Run(self._library)
+
+
+class Run:
+    """What the steps of one decoder work in; it grows with them."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.run_new.restype = ctypes.c_void_p
+        self.address: Final[int] = library.run_new()
+        weakref.finalize(self, _delete, library.run_delete, self.address, os.getpid())
+
+
+def _delete(call: Callable[[ctypes.c_void_p], object], address: int, process: int) -> None:
+    if process == os.getpid():  # a child of a fork has no threads to end
+        call(ctypes.c_void_p(address))
 
 
 def best(threads: int, levels: Sequence[str] = LEVELS) -> Native | None:
-    """The best of ``levels`` that was built and can run here; None if there is none, which is logged."""
+    """The best of ``levels`` that was built and can run here; None if there is none. Either is logged."""
+    reasons = []
     for level in levels:
-        if _built(level) and _runs(level):
-            return Native(level, threads)
-    log.info("no native kernels: none were built for this processor when the package was installed; torch does all")
+        try:
+            found = Native(level, threads)
+        except NativeUnavailableError as error:
+            reasons.append(str(error))
+            continue
+        log.info("native kernels: %s, %d threads", found.level, found.threads)
+        return found
+    log.warning("no native kernels, torch does all, slower: %s", "; ".join(reasons))
     return None
 
 
@@ -89,11 +129,21 @@ def _path(level: str) -> Path:
     return _FOLDER / f"{level}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
-def _built(level: str) -> bool:
-    return _path(level).exists()
+def _load(level: str) -> ctypes.CDLL:
+    if not _path(level).exists():
+        raise NativeUnavailableError(f"the kernels for {level} were not built when this package was installed")
+    try:
+        library = ctypes.CDLL(str(_path(level)))
+        library.built_from.restype = ctypes.c_char_p
+        built_from = library.built_from().decode()
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailableError(f"the kernels for {level} can't be loaded: {error}") from error
+    if _SOURCES.is_dir() and built_from != sources_digest():
+        raise NativeUnavailableError(f"the kernels for {level} are older than their sources: install the package again")
+    return library
 
 
-def _runs(level: str) -> bool:
-    if not _built("portable"):
-        return False
-    return bool(ctypes.CDLL(str(_path("portable"))).runs_level(level.encode()))
+@cache
+def sources_digest() -> str:
+    """As ``setup.py`` makes it. An installation has no sources, and nothing that could be older than they are."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_SOURCES.iterdir()))).hexdigest()

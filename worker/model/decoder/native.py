@@ -105,7 +105,7 @@ def packed(matrix: torch.Tensor) -> torch.Tensor:
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Sixteen rows of one, then the sixteen of the other that they belong to, and so on; padded with zeros."""
     rest = padded(len(gate), LANES) - len(gate)
-    halves = [F.pad(part, (0, 0) * (part.ndim - 1) + (0, rest)).unflatten(0, (-1, LANES)) for part in (gate, up)]
+    halves = [F.pad(part, (0, 0) * (part.ndim - 1) + (0, rest)).view(-1, LANES, *part.shape[1:]) for part in (gate, up)]
     return torch.cat(halves, dim=1).flatten(0, 1)
 
 

@@ -1,9 +1,9 @@
 """A Llama-like decoder on pages, a whole step in one native call.
 
-A token's logits have the same bits on every path: alone or in a batch, in one chunk or many, decoded or prefilled, after
-a prefix of its own or another's, with any number of threads. Nothing is measured for that: each sum goes over its
-numbers in one order, in a lane of its own (see ``worker/kernels/native/src``). Builds for other processors may give other
-bits, and another fingerprint.
+A token's logits have the same bits on every path: alone or in a batch, in one chunk or many, decoded or prefilled,
+after a prefix of its own or another's, with any number of threads. Nothing is measured for that: each sum goes over its
+numbers in one order, in a lane of its own (see ``worker/kernels/native/src``). Builds for other processors may give
+other bits, and another fingerprint.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from worker.kernels import probe
-from worker.model.decoder.native import NativeModel, Step, padded
-from worker.model.errors import NotFinite
-from worker.step import StepRow
+from worker.model.decoder.config import DecoderShape, NotFused, rotary_tables, shape_of
+from worker.model.decoder.native import LANES, NativeModel, Step, padded
+from worker.model.decoder.weights import read
+from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from worker.kernels.native.library import Native
-    from worker.model.decoder.config import DecoderShape
+    from worker.model.loader import ModelFiles, Progress
 
 LAYOUT = "octavo-kv/3"
 """Changes whenever the bits of a page may differ from those of an older version for the same tokens."""
@@ -43,21 +46,26 @@ class DecoderRunner:
         model: weights and pages.
         vocab_size: how many of the logits are ids that may be sampled.
         block_size: of the pages.
+        context_length: positions that there are angles for.
     """
 
-    def __init__(self, native: Native, model: NativeModel, *, vocab_size: int, block_size: int) -> None:
+    def __init__(
+        self, native: Native, model: NativeModel, *, vocab_size: int, block_size: int, context_length: int
+    ) -> None:
         self.native = native
         self.model = model
         self.vocab_size = vocab_size
         self.block_size = block_size
         self.num_blocks = model.pages.shape[1]
+        self.context_length = context_length
         self.fingerprint = ""
         self._run = native.new_run()
+        """What steps work in, kept from step to step."""
         self._logits = torch.empty(0)
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
-        """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order. The next call takes
-        them away.
+        """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order. They hold until
+        the next call.
 
         The logits of a row that left anything in its pages that is not finite are all NaN.
 
@@ -124,6 +132,69 @@ class DecoderRunner:
         assert token_ids.min() >= 0
         assert token_ids.max() < decoder.head.outputs
         assert positions.min() >= 0
+        assert positions.max() < self.context_length
         assert tables.min() >= 0
         assert tables.max() < self.num_blocks
         assert (np.array(lengths) * self.block_size >= ends).all()
+
+
+def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int, progress: Progress) -> DecoderRunner:
+    """Reads the weights, packs them, and allocates ``num_blocks`` blocks of ``block_size`` positions.
+
+    Raises:
+        NotFused: this decoder can't compute exactly what the model's configuration asks for.
+        ModelDamaged: tensors missing, unexpected or of another shape.
+    """
+    shape, tables = _described(files)
+    if block_size % LANES:
+        raise NotFused(f"blocks of {block_size} tokens are no multiple of {LANES}")
+    progress(f"reading {files.name} as {_name(files.dtype)}")
+    weights = read(files.directory, shape, files.dtype)
+    model = NativeModel(shape, weights, tables, num_blocks=num_blocks, block_size=block_size)
+    runner = DecoderRunner(
+        native,
+        model,
+        vocab_size=min(files.vocab_size, shape.vocab),
+        block_size=block_size,
+        context_length=files.context_length,
+    )
+    runner.fingerprint = _fingerprint(files, shape, _probed(runner))
+    progress(
+        f"fused decoder, kernels for {native.level} on {native.threads} threads; {num_blocks} blocks of {block_size}"
+    )
+    return runner
+
+
+def _described(files: ModelFiles) -> tuple[DecoderShape, tuple[tuple[torch.Tensor, torch.Tensor], ...]]:
+    if files.device.type != "cpu":
+        raise NotFused(f"device {files.device.type}: the kernels are for processors")
+    config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+    shape = shape_of(config, files.dtype)
+    return shape, rotary_tables(config, shape, files.context_length)
+
+
+def _probed(runner: DecoderRunner) -> str:
+    """Digest of the logits of a short text: all that decides the bits takes part in them."""
+    count = min(_PROBED_TOKENS, runner.context_length, runner.num_blocks * runner.block_size)
+    text = [(11 + 7 * index) % runner.vocab_size for index in range(count)]
+    logits = runner.forward([StepRow(text, 0, list(range(runner.num_blocks)), count)])
+    digest = probe.digest([logits])
+    runner.model.pages.zero_()
+    return digest
+
+
+def _fingerprint(files: ModelFiles, shape: DecoderShape, probed: str) -> str:
+    parts: dict[str, Any] = {
+        "layout": LAYOUT,
+        "weights": files.digest,
+        "shape": asdict(shape),
+        "dtype": _name(files.dtype),
+        "logits": probed,
+        "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
+        "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

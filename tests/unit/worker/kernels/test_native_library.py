@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import platform
 import shutil
-import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,9 +19,15 @@ from worker.kernels.native import library
 from worker.kernels.native.library import LEVELS, Native, NativeUnavailableError, address, best
 from worker.sampling.scan import Scanner
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="without a compiler nothing is built")
-def test_what_every_processor_can_run_is_built() -> None:
+def test_every_level_of_this_kind_of_processor_is_built() -> None:
+    x86 = platform.machine() in {"x86_64", "AMD64"}
+    for level in LEVELS if x86 else ("portable",):
+        assert library._load(level).built_from().decode() == library.sources_digest()
     assert "portable" in NATIVE
 
 
@@ -31,19 +41,40 @@ def test_the_best_that_runs_here_is_taken() -> None:
     assert lesser.level == "portable"
 
 
-def test_without_a_build_there_is_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(library, "_built", lambda _: False)
-    with caplog.at_level("INFO"):
+def test_without_a_build_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    with caplog.at_level("WARNING"):
         assert best(1) is None
-    assert "no native kernels" in caplog.text
+    assert "no native kernels, torch does all, slower: the kernels for amx were not built" in caplog.text
     with pytest.raises(NativeUnavailableError, match="were not built when this package was installed"):
         Native("avx2", 1)
 
 
-def test_a_build_for_other_processors_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_built", lambda _: True)
-    monkeypatch.setattr(library, "_runs", lambda _: False)
+def test_a_file_that_is_no_library_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    for level in LEVELS:
+        library._path(level).write_bytes(b"damaged")
     assert best(1) is None
+    with pytest.raises(NativeUnavailableError, match="the kernels for avx2 can't be loaded"):
+        Native("avx2", 1)
+
+
+@pytest.mark.skipif(not NATIVE, reason="nothing was built")
+def test_a_build_of_other_sources_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take other structures than it is given."""
+    monkeypatch.setattr(library, "sources_digest", lambda: "0" * 64)
+    assert best(1) is None
+    with pytest.raises(NativeUnavailableError, match="older than their sources: install the package again"):
+        Native("portable", 1)
+
+
+@pytest.mark.skipif(not NATIVE, reason="nothing was built")
+def test_a_build_for_other_processors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    lesser = SimpleNamespace(runs_level=lambda level: level in {b"avx2", b"portable"})
+    load = library._load
+    monkeypatch.setattr(library, "_load", lambda level: lesser if level == "portable" else load(level))
     with pytest.raises(NativeUnavailableError, match="this processor can't run the kernels for amx"):
         Native("amx", 1)
 
@@ -77,4 +108,27 @@ def test_threads_end_with_their_team() -> None:
     del native
     gc.collect()
     assert count() == before
-    assert threading.active_count() >= 1
+
+
+@pytest.mark.skipif(not NATIVE, reason="nothing was built")
+def test_teams_end_whatever_their_threads_are_about() -> None:
+    """Asleep after a long wait, spinning, or just waking up."""
+    rows, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.float32)
+    for turn in range(300):
+        native = Native("portable", 4)
+        for _ in range(turn % 4):
+            Scanner(native)(torch.zeros(2, 64), rows, ones)
+        if turn % 10 == 0:
+            time.sleep(0.005)
+        del native
+
+
+class Nothing(ctypes.Structure):
+    pass
+
+
+@pytest.mark.skipif(not NATIVE, reason="nothing was built")
+def test_a_second_caller_is_told() -> None:
+    native = Native("portable", 1)
+    with native._busy, pytest.raises(RuntimeError, match="at work for another caller"):
+        native.call("scan_logits", Nothing())

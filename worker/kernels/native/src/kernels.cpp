@@ -1,20 +1,52 @@
 // What Python calls: plain C functions over memory that the caller owns. Built once per level, see setup.py.
+#include "decoder.h"
 #include "levels.h"
 #include "logits.h"
 #include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+// What this was built from, see setup.py. An older build would take other structures.
+EXPORT const char* built_from() { return OCTAVO_SOURCES; }
+
 // Asked of the portable build only, which every processor can run.
 EXPORT int runs_level(const char* level) { return runs(level); }
 
 EXPORT void* team_new(int threads) { return new Team(threads); }
+EXPORT int team_size(void* team) { return static_cast<Team*>(team)->size(); }
 EXPORT void team_delete(void* team) { delete static_cast<Team*>(team); }
 
-EXPORT void scan_logits(void* team, LogitScan* scan) {
+// The kernels: a team, and what is to be done. They return 0, or 1 if there is no memory for it.
+
+EXPORT int scan_logits(void* team, LogitScan* scan) {
+  const NoDenormals flushed;
   static_cast<Team*>(team)->each(scan->rows, scan_row, scan);
+  return 0;
 }
 
-EXPORT void weigh_logits(void*, LogitWeights* given) { weigh(*given); }
+EXPORT int weigh_logits(void*, LogitWeights* given) {
+  const NoDenormals flushed;
+  weigh(*given);
+  return 0;
+}
 
-EXPORT void copy_rows(void* team, RowCopy* copy) { static_cast<Team*>(team)->each(copy->rows, copy_row, copy); }
+EXPORT int copy_rows(void* team, RowCopy* copy) {
+  static_cast<Team*>(team)->each(copy->rows, copy_row, copy);
+  return 0;
+}
+
+// What a decoder's steps work in, kept from step to step.
+struct Runs {
+  Run<Bf16> bf16;
+  Run<F32> f32;
+};
+
+EXPORT void* run_new() { return new Runs; }
+EXPORT void run_delete(void* run) { delete static_cast<Runs*>(run); }
+
+EXPORT int decode(void* team, Step* step) {
+  const NoDenormals flushed;
+  Runs& runs = *static_cast<Runs*>(step->run);
+  Team& threads = *static_cast<Team*>(team);
+  return !(step->decoder->is_float32 ? runs.f32.step(threads, *step) : runs.bf16.step(threads, *step));
+}

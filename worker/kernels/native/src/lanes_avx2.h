@@ -80,3 +80,11 @@ static inline void store_bf16(uint16_t* to, V v) {
   _mm_storeu_si128(halves, eight_as_bf16(v.a));
   _mm_storeu_si128(halves + 1, eight_as_bf16(v.b));
 }
+// Sixteen pairs: their first and their second numbers.
+static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(from);
+  const __m256i a = _mm256_loadu_si256(pairs), b = _mm256_loadu_si256(pairs + 1);
+  first = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  second = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
+}

@@ -49,3 +49,9 @@ static inline __m256i as_bf16(V v) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 }
 static inline void store_bf16(uint16_t* to, V v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), as_bf16(v)); }
+// Sixteen pairs: their first and their second numbers.
+static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
+  const __m512i pairs = _mm512_loadu_si512(from);
+  first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}

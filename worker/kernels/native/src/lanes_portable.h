@@ -56,3 +56,10 @@ static inline void store_bf16(uint16_t* to, V v) {
   const Halves halves = __builtin_convertvector(v != v ? nan : up, Halves);
   std::memcpy(to, &halves, sizeof halves);
 }
+// Sixteen pairs: their first and their second numbers. Little-endian.
+static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
+  Bits pairs;
+  std::memcpy(&pairs, from, sizeof pairs);
+  first = (V)(pairs << 16);
+  second = (V)(pairs & static_cast<int32_t>(0xffff0000u));
+}

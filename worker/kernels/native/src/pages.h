@@ -1,0 +1,47 @@
+// Keys and values over a block table, of one layer.
+//
+// A block holds, for each key/value head, its keys and then its values, in tiles of sixteen positions:
+//
+//     keys    [block_size / 16][head / PACK][16 positions][PACK]
+//     values  [block_size / 16][head / 16][16 / PACK][16 numbers][PACK positions]
+//
+// so that both a query times the keys and the likelihoods times the values are products as in kinds.h. `head` is the
+// size of a head, padded with zeros to a multiple of sixteen.
+#pragma once
+#include "kinds.h"
+
+template <class Kind>
+struct Pages {
+  using Number = typename Kind::Number;
+  Number* blocks;  // [blocks][kv_heads][2][block_size * head]
+  int64_t block_size;
+  int64_t kv_heads;
+  int64_t head;
+
+  Number* keys_of(int64_t block, int64_t kv_head) const {
+    return blocks + (block * kv_heads + kv_head) * 2 * block_size * head;
+  }
+  // Of sixteen positions, the first of which is 16 * tile.
+  const Number* key_tile(const int32_t* table, int64_t tile, int64_t kv_head) const {
+    const int64_t per_block = block_size / LANES;
+    return keys_of(table[tile / per_block], kv_head) + tile % per_block * LANES * head;
+  }
+  const Number* value_tile(const int32_t* table, int64_t tile, int64_t kv_head) const {
+    return key_tile(table, tile, kv_head) + block_size * head;
+  }
+
+  // Writes one position. What shares a pack with it and comes after it becomes zero, so that reading whole packs meets
+  // no number that was never written.
+  void write(const int32_t* table, int64_t position, int64_t kv_head, const float* key, const float* value) const {
+    constexpr int PACK = Kind::PACK;
+    const int64_t slot = position % block_size, lane = slot % LANES;
+    Number* keys = keys_of(table[position / block_size], kv_head) + slot / LANES * LANES * head;
+    Number* values = keys + block_size * head;
+    for (int64_t d = 0; d < head; d++) {
+      keys[d / PACK * LANES * PACK + lane * PACK + d % PACK] = Kind::narrowed(key[d]);
+      Number* place = values + d / LANES * LANES * LANES + lane / PACK * LANES * PACK + d % LANES * PACK;
+      place[lane % PACK] = Kind::narrowed(value[d]);
+      for (int64_t rest = lane % PACK + 1; rest < PACK; rest++) place[rest] = 0;
+    }
+  }
+};

@@ -1,0 +1,65 @@
+// Products by the processor's tiles (AMX): sixteen rows at once, each alone in its row of a tile.
+#pragma once
+#include "kinds.h"
+
+constexpr int TILE_ROWS = 16;
+
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+static void use_tiles() {
+  static thread_local bool ready = false;
+  if (ready) return;
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  ready = true;
+}
+
+// Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
+template <bool both>
+static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums) {
+  const int64_t bytes = stride * 2;
+  _tile_zero(0);
+  _tile_zero(1);
+  if (both) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t input = 0; input < inputs; input += 32, weights += 32 * 32) {
+    _tile_loadd(6, weights, 128);
+    _tile_loadd(4, rows + input, bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, weights + 32, 128);
+    _tile_dpbf16ps(1, 4, 7);
+    if (both) {
+      _tile_loadd(5, rows + TILE_ROWS * stride + input, bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + LANES, 128);
+  if (both) {
+    _tile_stored(2, sums + TILE_ROWS * 32, 128);
+    _tile_stored(3, sums + TILE_ROWS * 32 + LANES, 128);
+  }
+}
+
+template <class Use>
+static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, int64_t first,
+                          int64_t past, const Use& use) {
+  use_tiles();
+  alignas(64) float sums[2 * TILE_ROWS * 32];
+  for (int64_t row = first; row < past; row += 2 * TILE_ROWS) {
+    const uint16_t* here = rows + row * stride;
+    if (past - row > TILE_ROWS)
+      sum_tiles<true>(here, stride, weights, inputs, sums);
+    else
+      sum_tiles<false>(here, stride, weights, inputs, sums);
+    for (int64_t done = 0; done < 2 * TILE_ROWS && row + done < past; done++)
+      use(row + done, load(sums + done * 32), load(sums + done * 32 + LANES));
+  }
+}
