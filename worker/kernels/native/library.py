@@ -60,7 +60,7 @@ class Native:
         if self.threads < threads:
             log.warning("%d threads for the native kernels, not %d: the system gives no more", self.threads, threads)
         self._busy = threading.Lock()
-        weakref.finalize(self, _delete, self._library.team_delete, self._team.value, os.getpid())
+        weakref.finalize(self, _delete, self._library.team_delete, self._team.value or 0, os.getpid())
 
     def call(self, name: str, argument: ctypes.Structure) -> None:
         """Call a kernel, from all threads. It does not return before all is done, and holds no lock meanwhile.

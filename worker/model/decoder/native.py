@@ -136,6 +136,8 @@ class NativeModel:
         size = shape.kv_heads * 2 * block_size * self.head
         self.pages: Final = torch.zeros(len(shape.layers), num_blocks, size, dtype=self.dtype)
         """``[layers, blocks, numbers of a block]``; see ``pages.h``."""
+        self.embedding: Final = weights.embedding.contiguous()
+        """``[vocab, hidden]``, as it is read: one row for each token."""
         self._kept: list[object] = []  # what the structures point to
         layers = [
             self._layer(shape, layer, weights.layers[index], tables, self.pages[index])
@@ -158,7 +160,7 @@ class NativeModel:
             attention_softcap=shape.attention_softcap,
             logit_softcap=shape.logit_softcap,
             block_size=block_size,
-            embedding=self._keep(weights.embedding.contiguous(), shape.vocab, shape.hidden),
+            embedding=self._keep(self.embedding, shape.vocab, shape.hidden),
             layers=array,
             layer_count=len(layers),
             final_norm=self._keep(weights.final_norm, shape.hidden),

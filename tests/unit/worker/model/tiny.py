@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from worker.step import Runner
+
 VOCAB = 131
 CONTEXT = 512
 BLOCK = 16
@@ -138,17 +140,17 @@ class Text:
         return StepRow(self.ids[self.done : self.done + count], self.done, self.table, logits)
 
 
-def step(made: hf.HfRunner, *share: tuple[Text, int]) -> None:
+def step(made: Runner, *share: tuple[Text, int]) -> None:
     """Runs so many next tokens of each text in one step."""
     logits = made.forward([text.next(count) for text, count in share])
     assert logits.shape == (len(share), made.vocab_size)
     assert logits.dtype == torch.float32
     for (text, count), row in zip(share, logits, strict=True):
         text.done += count
-        text.logits[text.done] = row
+        text.logits[text.done] = row.clone()  # logits hold until the next call
 
 
-def feed(made: hf.HfRunner, text: Text, *pieces: int) -> Text:
+def feed(made: Runner, text: Text, *pieces: int) -> Text:
     """Runs what is left of a text alone, in these pieces; the rest in one."""
     for count in (*pieces, len(text.ids) - text.done - sum(pieces)):
         if count:

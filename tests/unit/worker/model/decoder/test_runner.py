@@ -1,0 +1,173 @@
+"""The fused decoder on pages, by every build of the kernels that runs here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tests.unit.worker.kernels.native import NATIVE, TEAMS
+from tests.unit.worker.model import tiny
+from tests.unit.worker.model.decoder import models, reference
+from tests.unit.worker.model.tiny import Text
+from worker.model.decoder import runner as decoder
+from worker.model.decoder.config import NotFused, rotary_tables, shape_of
+from worker.model.decoder.weights import read
+from worker.step import NotFinite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from worker.kernels.native.library import Native
+
+pytestmark = pytest.mark.skipif(not NATIVE, reason="no compiler was found when the package was installed")
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+BEST = next(iter(NATIVE), "")
+SOME = ("llama", "gemma3", "qwen3", "phi3")
+"""With windows, norms of heads, and norms behind; and heads whose size is no multiple of sixteen."""
+LENGTH = 150
+"""More than two runs of keys."""
+
+
+def load(
+    directory: Path,
+    native: Native,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    context: int = 256,
+    num_blocks: int = 400,
+    block_size: int = 16,
+) -> decoder.DecoderRunner:
+    """On pages that all hold NaN."""
+    files = tiny.files(directory, dtype, context_length=context)
+    made = decoder.load(files, native, num_blocks=num_blocks, block_size=block_size, progress=lambda _: None)
+    made.model.pages.fill_(torch.nan)
+    return made
+
+
+def fresh(made: decoder.DecoderRunner, ids: list[int], free: list[int]) -> Text:
+    return Text(ids, [free.pop() for _ in range(-(-len(ids) // made.block_size))])
+
+
+def shuffled(made: decoder.DecoderRunner) -> list[int]:
+    free = list(range(made.num_blocks))
+    random.Random(1).shuffle(free)
+    return free
+
+
+@pytest.mark.parametrize("level", NATIVE)
+@pytest.mark.parametrize("name", models.CONFIGS)
+def test_logits_are_the_references(saved: Callable[[str], Path], name: str, level: str) -> None:
+    """In float32 as near as rounding allows; in bfloat16 nearer than a model whose every operation rounds to it."""
+    context = {"llama dynamic": 128, "phi3 longrope": 96}.get(name, 256)
+    ids = tiny.tokens(min(LENGTH, context))
+    config = AutoConfig.from_pretrained(saved(name))
+    for dtype in DTYPES.values():
+        shape = shape_of(config, dtype)
+        weights, tables = read(saved(name), shape, dtype), rotary_tables(config, shape, context)
+        expected = reference.logits(shape, tables, weights, ids)
+        rounded = reference.logits(shape, tables, weights, ids, torch.bfloat16)
+        made = load(saved(name), NATIVE[level], dtype, context=context)
+        got = made.forward([fresh(made, ids, shuffled(made)).next(len(ids), len(ids))])
+        assert got.shape == expected.shape
+        assert distance(got, expected) < (1e-5 if dtype == torch.float32 else distance(rounded, expected))
+
+
+def distance(some: torch.Tensor, others: torch.Tensor) -> float:
+    return float((some - others).norm() / others.norm())
+
+
+@pytest.mark.parametrize("level", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", SOME)
+def test_a_token_has_the_same_bits_on_every_path(
+    saved: Callable[[str], Path], name: str, dtype: torch.dtype, level: str
+) -> None:
+    """Whole, token by token, in odd chunks beside 31 others, on another's prefix, on blocks of another size, and with
+    more threads: from pages full of NaN."""
+    ids = tiny.tokens(LENGTH)
+    made = load(saved(name), NATIVE[level], dtype)
+    free = shuffled(made)
+    whole = made.forward([fresh(made, ids, free).next(LENGTH, LENGTH)]).clone()
+    solo = tiny.feed(made, fresh(made, ids, free), *[1] * 70, 37, *[1] * 43)
+    crowded = load(saved(name), TEAMS[level], dtype, num_blocks=160, block_size=64)
+    free = shuffled(crowded)
+    mixed = fresh(crowded, ids, free)
+    company = [fresh(crowded, tiny.tokens(140, seed), free) for seed in range(31)]
+    for count in (33, 1, 1, 5, 70, 1, 1, 17, 1, 20):
+        share = [(near, min(1 + index % 5, 140 - near.done)) for index, near in enumerate(company) if near.done < 140]
+        tiny.step(crowded, *share[::2], (mixed, count), *share[1::2])
+    prefix = fresh(made, ids, shuffled(made)[:40])
+    prefix.table[:4], prefix.done = solo.table[:4], 64
+    tiny.feed(made, prefix, 36, 5, 1)
+    for path in (solo, mixed, prefix):
+        for length, logits in path.logits.items():
+            assert torch.equal(logits, whole[length - 1]), length
+    assert [made.fingerprint == crowded.fingerprint]
+
+
+@pytest.mark.parametrize("level", NATIVE)
+def test_copied_blocks_are_read_like_the_first(saved: Callable[[str], Path], level: str) -> None:
+    made = load(saved("llama"), NATIVE[level])
+    first = Text(tiny.tokens(40), [7, 3, 9])
+    tiny.feed(made, first, 39)
+    made.copy_blocks([(7, 100), (3, 50), (9, 2)])
+    made.model.pages[:, [7, 3, 9]] = torch.nan
+    second = Text(first.ids, [100, 50, 2], done=39)
+    tiny.feed(made, second)
+    assert torch.equal(second.logits[40], first.logits[40])
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_what_is_not_finite_stays_in_its_sequence(saved: Callable[[str], Path], dtype: torch.dtype) -> None:
+    made = load(saved("gemma2"), TEAMS[BEST], dtype)
+    free = shuffled(made)
+    broken = 17
+    texts = [fresh(made, [min(token, 16) for token in tiny.tokens(50, seed)], free) for seed in range(5)]
+    expected = made.forward([text.next(50) for text in texts]).clone()
+    texts[2].ids[30] = broken
+    made.model.embedding[broken] = torch.nan
+    got = made.forward([text.next(50) for text in texts])
+    assert got[2].isnan().all()
+    assert torch.equal(got[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
+    with pytest.raises(NotFinite):
+        made.forward([text.next(50, 0) for text in texts])
+
+
+def test_only_rows_that_want_logits_get_them(saved: Callable[[str], Path]) -> None:
+    made = load(saved("qwen2"), NATIVE[BEST])
+    free = shuffled(made)
+    texts = [fresh(made, tiny.tokens(30, seed), free) for seed in range(3)]
+    every = made.forward([text.next(30, 30) for text in texts]).clone().view(3, 30, -1)
+    got = made.forward([text.next(30, count) for text, count in zip(texts, (2, 0, 5), strict=True)])
+    assert torch.equal(got, torch.cat([every[0, -2:], every[2, -5:]]))
+    assert made.forward([texts[1].next(30, 0)]).shape == (0, made.vocab_size)
+
+
+def test_what_can_not_be_fused_is_refused(saved: Callable[[str], Path]) -> None:
+    files = tiny.files(saved("llama"), torch.bfloat16)
+    with pytest.raises(NotFused, match="blocks of 8 tokens are no multiple of 16"):
+        decoder.load(files, NATIVE[BEST], num_blocks=4, block_size=8, progress=lambda _: None)
+    elsewhere = replace(files, device=torch.device("cuda"))
+    with pytest.raises(NotFused, match="device cuda"):
+        decoder.load(elsewhere, NATIVE[BEST], num_blocks=4, block_size=16, progress=lambda _: None)
+
+
+def test_the_fingerprint_tells_models_types_and_processors_apart(saved: Callable[[str], Path]) -> None:
+    here = load(saved("llama"), NATIVE[BEST]).fingerprint
+    assert here == load(saved("llama"), TEAMS[BEST], num_blocks=33).fingerprint
+    assert here != load(saved("llama"), NATIVE[BEST], torch.float32).fingerprint
+    assert here != load(saved("llama biases"), NATIVE[BEST]).fingerprint
+    if {"avx512_bf16", "avx2"} <= set(NATIVE):
+        levels = {
+            load(saved("llama"), NATIVE[level]).fingerprint
+            for level in ("amx", "avx512_bf16", "avx2")
+            if level in NATIVE
+        }
+        assert len(levels) == len({"amx", "avx512_bf16", "avx2"} & set(NATIVE))
