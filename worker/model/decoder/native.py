@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everywhere
 
+from worker.kernels.native import memory
 from worker.kernels.native.library import address
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 LANES: Final = 16
 UNIT: Final = 32
 INPUT_STEP: Final = 32
-"""As in ``products.h``."""
+HEAD_STEP: Final = 32
+"""As in ``products.h`` and ``pages.h``."""
 
 PACK: Final = {torch.bfloat16: 2, torch.float32: 1}
 """Inputs that are multiplied together; see ``kinds.h``."""
@@ -94,12 +96,19 @@ def padded(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def packed(matrix: torch.Tensor) -> torch.Tensor:
-    """``[outputs, inputs]`` as ``[units, inputs / PACK, 2, 16, PACK]``, padded with zeros to whole ones."""
+def packed_shape(matrix: torch.Tensor) -> tuple[int, ...]:
+    """Of what ``[outputs, inputs]`` becomes: ``[units, inputs / PACK, 2, 16, PACK]``, padded to whole ones."""
     outputs, inputs = matrix.shape
     pack = PACK[matrix.dtype]
-    whole = F.pad(matrix, (0, padded(inputs, INPUT_STEP) - inputs, 0, padded(outputs, UNIT) - outputs))
-    return whole.view(-1, 2, LANES, whole.shape[1] // pack, pack).permute(0, 3, 1, 2, 4).contiguous()
+    return (padded(outputs, UNIT) // UNIT, padded(inputs, INPUT_STEP) // pack, 2, LANES, pack)
+
+
+def pack(matrix: torch.Tensor, out: torch.Tensor) -> None:
+    """Write a matrix in that layout, with zeros for what it lacks."""
+    outputs, inputs = matrix.shape
+    units, packs, _, _, size = out.shape
+    whole = F.pad(matrix, (0, packs * size - inputs, 0, units * UNIT - outputs))
+    out.copy_(whole.view(units, 2, LANES, packs, size).permute(0, 3, 1, 2, 4))
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -131,10 +140,10 @@ class NativeModel:
     ) -> None:
         assert block_size % LANES == 0, block_size
         self.dtype: Final = weights.embedding.dtype
-        self.head: Final = padded(shape.head_dim, LANES)
+        self.head: Final = padded(shape.head_dim, HEAD_STEP)
         """Numbers that a head takes in pages, padded."""
         size = shape.kv_heads * 2 * block_size * self.head
-        self.pages: Final = torch.zeros(len(shape.layers), num_blocks, size, dtype=self.dtype)
+        self.pages: Final = memory.zeros(len(shape.layers), num_blocks, size, dtype=self.dtype)
         """``[layers, blocks, numbers of a block]``; see ``pages.h``."""
         self.embedding: Final = weights.embedding.contiguous()
         """``[vocab, hidden]``, as it is read: one row for each token."""
@@ -164,7 +173,7 @@ class NativeModel:
             layers=array,
             layer_count=len(layers),
             final_norm=self._keep(weights.final_norm, shape.hidden),
-            head=self._weight(weights.head, None),
+            head=self._weights((weights.head, None))[0],
         )
 
     def _layer(
@@ -181,16 +190,22 @@ class NativeModel:
         gate_up_bias = None
         if weights.gate_bias is not None and weights.up_bias is not None:
             gate_up_bias = interleaved(weights.gate_bias, weights.up_bias)
+        qkv, outward, gate_up, down = self._weights(
+            (weights.qkv, weights.qkv_bias),
+            (output, weights.output_bias),
+            (interleaved(weights.gate, weights.up), gate_up_bias),
+            (weights.down, weights.down_bias),
+        )
         return Layer(
             input_norm=self._keep(weights.input_norm, shape.hidden),
-            qkv=self._weight(weights.qkv, weights.qkv_bias),
+            qkv=qkv,
             q_norm=self._keep(weights.q_norm, shape.head_dim),
             k_norm=self._keep(weights.k_norm, shape.head_dim),
-            output=self._weight(output, weights.output_bias),
+            output=outward,
             post_attention_norm=self._keep(weights.post_attention_norm, shape.hidden),
             mlp_norm=self._keep(weights.mlp_norm, shape.hidden),
-            gate_up=self._weight(interleaved(weights.gate, weights.up), gate_up_bias),
-            down=self._weight(weights.down, weights.down_bias),
+            gate_up=gate_up,
+            down=down,
             post_mlp_norm=self._keep(weights.post_mlp_norm, shape.hidden),
             cosines=self._table(turned[0], shape),
             sines=self._table(turned[1], shape),
@@ -201,17 +216,24 @@ class NativeModel:
     def _table(self, table: torch.Tensor | None, shape: DecoderShape) -> int | None:
         return None if table is None else self._keep(table, len(table), shape.rotary_dim // 2)
 
-    def _weight(self, matrix: torch.Tensor, bias: torch.Tensor | None) -> Weight:
-        outputs, inputs = matrix.shape
-        made = packed(matrix)
-        if bias is not None:
-            bias = F.pad(bias, (0, padded(outputs, UNIT) - outputs)).contiguous()
-        return Weight(
-            packed=self._keep(made, *made.shape),
-            bias=None if bias is None else self._keep(bias, padded(outputs, UNIT)),
-            inputs=padded(inputs, INPUT_STEP),
-            outputs=outputs,
-        )
+    def _weights(self, *given: tuple[torch.Tensor, torch.Tensor | None]) -> list[Weight]:
+        """Matrices, with their biases, packed one after the other."""
+        made = []
+        room = memory.together([packed_shape(matrix) for matrix, _ in given], self.dtype)
+        for (matrix, bias), out in zip(given, room, strict=True):
+            outputs, inputs = matrix.shape
+            pack(matrix, out)
+            if bias is not None:
+                bias = F.pad(bias, (0, padded(outputs, UNIT) - outputs)).contiguous()
+            made.append(
+                Weight(
+                    packed=self._keep(out, *out.shape),
+                    bias=None if bias is None else self._keep(bias, padded(outputs, UNIT)),
+                    inputs=padded(inputs, INPUT_STEP),
+                    outputs=outputs,
+                )
+            )
+        return made
 
     def _keep(self, tensor: torch.Tensor | None, *shape: int) -> int | None:
         if tensor is None:

@@ -20,6 +20,7 @@ import torch
 from transformers import AutoConfig
 
 from worker.kernels import probe
+from worker.kernels.native import memory
 from worker.model.decoder.config import DecoderShape, NotFused, rotary_tables, shape_of
 from worker.model.decoder.native import LANES, NativeModel, Step, padded
 from worker.model.decoder.weights import read
@@ -123,7 +124,8 @@ class DecoderRunner:
     def _room(self, rows: int) -> torch.Tensor:
         """Memory for logits, used again in each step: fresh memory costs more than what is written to it."""
         if len(self._logits) < rows:
-            self._logits = torch.empty(padded(rows, 16), padded(int(self.model.decoder.head.outputs), 64))
+            width = padded(int(self.model.decoder.head.outputs), 64)
+            self._logits = memory.zeros(padded(rows, 16), width, dtype=torch.float32)
         return self._logits[:rows]
 
     def _checked(self, token_ids: Any, positions: Any, tables: Any, lengths: Sequence[int], ends: Any) -> None:

@@ -25,6 +25,7 @@ struct AttentionShape {
 // Numbers that one thread works with. Kept from piece to piece.
 struct AttentionScratch {
   std::vector<float> sums, maxima, totals;
+  std::vector<uint16_t> queries;  // one after the other; for tiles
 };
 
 // tanh by exp, within a few units in the last place of 1.
@@ -93,21 +94,20 @@ static inline float weigh_scores(float* scores, int tiles, int from, int to, con
   return keep;
 }
 
-// sums[ROWS][head] += likelihoods times values, `packs` of them.
+// sums[ROWS][head] += likelihoods times values, of `tiles` times sixteen positions.
 template <class Kind, int ROWS>
 static inline void gather(const typename Kind::Number (*likelihoods)[CHUNK], const typename Kind::Number* const* values,
-                          int packs, int64_t head, float* const* sums) {
-  constexpr int PER_TILE = LANES / Kind::PACK;
+                          int tiles, int64_t head, float* const* sums) {
+  constexpr int PACKS = LANES / Kind::PACK;
   for (int64_t d = 0; d < head; d += 2 * LANES) {
-    const bool two = d + LANES < head;
     V one[ROWS], other[ROWS];
     for (int row = 0; row < ROWS; row++) {
       one[row] = load(sums[row] + d);
-      other[row] = two ? load(sums[row] + d + LANES) : splat(0.0f);
+      other[row] = load(sums[row] + d + LANES);
     }
-    for (int pack = 0; pack < packs; pack++) {
-      const typename Kind::Number* tile = values[pack / PER_TILE] + d * LANES + pack % PER_TILE * LANES * Kind::PACK;
-      const auto low = Kind::sixteen(tile), high = Kind::sixteen(two ? tile + LANES * LANES : tile);
+    for (int pack = 0; pack < tiles * PACKS; pack++) {
+      const typename Kind::Number* tile = values[pack / PACKS] + d * LANES + pack % PACKS * LANES * Kind::PACK;
+      const auto low = Kind::sixteen(tile), high = Kind::sixteen(tile + LANES * LANES);
       for (int row = 0; row < ROWS; row++) {
         one[row] = Kind::go_on(one[row], likelihoods[row] + pack * Kind::PACK, low);
         other[row] = Kind::go_on(other[row], likelihoods[row] + pack * Kind::PACK, high);
@@ -115,7 +115,7 @@ static inline void gather(const typename Kind::Number (*likelihoods)[CHUNK], con
     }
     for (int row = 0; row < ROWS; row++) {
       store(sums[row] + d, one[row]);
-      if (two) store(sums[row] + d + LANES, other[row]);
+      store(sums[row] + d + LANES, other[row]);
     }
   }
 }
@@ -168,28 +168,41 @@ static void attend_rows(const Queries<Kind>& queries, const Pages<Kind>& pages, 
     if (keep != 1.0f)
       for (int64_t d = 0; d < shape.head; d += LANES) store(sums[row] + d, mul(load(sums[row] + d), splat(keep)));
   }
-  gather<Kind, ROWS>(likelihoods, value_tiles, (keys + Kind::PACK - 1) / Kind::PACK, shape.head, sums);
+  gather<Kind, ROWS>(likelihoods, value_tiles, tiles, shape.head, sums);
+}
+
+#if defined(__AMX_BF16__)
+#include "tile_attention.h"
+#endif
+
+template <class Kind>
+static void attend_chunk(const Queries<Kind>& queries, const Pages<Kind>& pages, const AttentionShape& shape,
+                         int64_t kv_head, int64_t rows, int64_t chunk, AttentionScratch& scratch) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<Kind, Bf16>) return attend_tiles(queries, pages, shape, kv_head, rows, chunk, scratch);
+#endif
+  for (int64_t index = 0; index < rows; index += QUERIES) {
+    switch (std::min<int64_t>(QUERIES, rows - index)) {
+      case 4: attend_rows<Kind, 4>(queries, pages, shape, kv_head, index, chunk, scratch); break;
+      case 3: attend_rows<Kind, 3>(queries, pages, shape, kv_head, index, chunk, scratch); break;
+      case 2: attend_rows<Kind, 2>(queries, pages, shape, kv_head, index, chunk, scratch); break;
+      default: attend_rows<Kind, 1>(queries, pages, shape, kv_head, index, chunk, scratch);
+    }
+  }
 }
 
 template <class Kind>
 static void attend(const Queries<Kind>& queries, const Pages<Kind>& pages, const AttentionShape& shape, int64_t kv_head,
                    AttentionScratch& scratch) {
   const int64_t group = shape.heads / shape.kv_heads, rows = queries.count * group;
-  scratch.sums.assign(rows * shape.head, 0.0f);
+  scratch.sums.assign(padded(rows, LANES) * shape.head, 0.0f);
+  scratch.queries.clear();
   scratch.maxima.assign(rows, NOTHING);
   scratch.totals.assign(rows, 0.0f);
   const int64_t lowest = shape.window > 0 ? std::max<int64_t>(0, queries.first - shape.window + 1) : 0;
   const int64_t chunks = (queries.first + queries.count + CHUNK - 1) / CHUNK;
-  for (int64_t chunk = lowest / CHUNK; chunk < chunks; chunk++) {
-    for (int64_t index = 0; index < rows; index += QUERIES) {
-      switch (std::min<int64_t>(QUERIES, rows - index)) {
-        case 4: attend_rows<Kind, 4>(queries, pages, shape, kv_head, index, chunk, scratch); break;
-        case 3: attend_rows<Kind, 3>(queries, pages, shape, kv_head, index, chunk, scratch); break;
-        case 2: attend_rows<Kind, 2>(queries, pages, shape, kv_head, index, chunk, scratch); break;
-        default: attend_rows<Kind, 1>(queries, pages, shape, kv_head, index, chunk, scratch);
-      }
-    }
-  }
+  for (int64_t chunk = lowest / CHUNK; chunk < chunks; chunk++)
+    attend_chunk<Kind>(queries, pages, shape, kv_head, rows, chunk, scratch);
   for (int64_t row = 0; row < rows; row++) {
     const V share = splat(1.0f / scratch.totals[row]);
     auto* out = queries.out + row / group * queries.stride + (kv_head * group + row % group) * shape.head;

@@ -60,8 +60,6 @@ struct Step {
   uint8_t* damaged;  // [sequences]: set to 1 where a key or value is not finite
 };
 
-static inline int64_t padded(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
-
 // Memory that grows, aligned to what the processor reads at once, and zero at first.
 template <class T>
 class Buffer {
@@ -138,7 +136,7 @@ class Run {
   // Returns whether there was memory for it.
   bool step(Team& team, const Step& step) {
     const Decoder& model = *step.decoder;
-    head_ = padded(model.head_dim, LANES);
+    head_ = padded(model.head_dim, HEAD_STEP);
     const int64_t rows = padded(step.rows, ROW_STEP);
     qkv_stride_ = padded((model.heads + 2 * model.kv_heads) * model.head_dim, LANES);
     normed_stride_ = padded(model.hidden, INPUT_STEP);

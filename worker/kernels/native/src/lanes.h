@@ -17,6 +17,8 @@
 
 constexpr int LANES = 16;
 
+static inline int64_t padded(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
 // Lanes from n on are `fill`; only n numbers are read.
 static inline V load_some(const float* from, int n, float fill) {
   alignas(64) float whole[LANES];

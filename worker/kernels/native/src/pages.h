@@ -6,9 +6,11 @@
 //     values  [block_size / 16][head / 16][16 / PACK][16 numbers][PACK positions]
 //
 // so that both a query times the keys and the likelihoods times the values are products as in kinds.h. `head` is the
-// size of a head, padded with zeros to a multiple of sixteen.
+// size of a head, padded with zeros to a multiple of HEAD_STEP.
 #pragma once
 #include "kinds.h"
+
+constexpr int HEAD_STEP = 32;
 
 template <class Kind>
 struct Pages {
@@ -30,18 +32,18 @@ struct Pages {
     return key_tile(table, tile, kv_head) + block_size * head;
   }
 
-  // Writes one position. What shares a pack with it and comes after it becomes zero, so that reading whole packs meets
-  // no number that was never written.
+  // Writes one position. A tile is written from its first position on, which makes its other values zero: whole tiles
+  // can be read, and what has not been written yet counts nothing.
   void write(const int32_t* table, int64_t position, int64_t kv_head, const float* key, const float* value) const {
     constexpr int PACK = Kind::PACK;
     const int64_t slot = position % block_size, lane = slot % LANES;
     Number* keys = keys_of(table[position / block_size], kv_head) + slot / LANES * LANES * head;
     Number* values = keys + block_size * head;
+    if (lane == 0) std::memset(values, 0, sizeof(Number) * LANES * head);
     for (int64_t d = 0; d < head; d++) {
       keys[d / PACK * LANES * PACK + lane * PACK + d % PACK] = Kind::narrowed(key[d]);
       Number* place = values + d / LANES * LANES * LANES + lane / PACK * LANES * PACK + d % LANES * PACK;
       place[lane % PACK] = Kind::narrowed(value[d]);
-      for (int64_t rest = lane % PACK + 1; rest < PACK; rest++) place[rest] = 0;
     }
   }
 };

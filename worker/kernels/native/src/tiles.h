@@ -10,12 +10,17 @@ struct TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-static void use_tiles() {
-  static thread_local bool ready = false;
-  if (ready) return;
-  const TileConfig config;
+// `config` lives as long as the library.
+static void use_tiles(const TileConfig& config) {
+  static thread_local const TileConfig* used = nullptr;
+  if (used == &config) return;
   _tile_loadconfig(&config);
-  ready = true;
+  used = &config;
+}
+
+static void use_product_tiles() {
+  static const TileConfig config;
+  use_tiles(config);
 }
 
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
@@ -51,7 +56,7 @@ static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weig
 template <class Use>
 static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, int64_t first,
                           int64_t past, const Use& use) {
-  use_tiles();
+  use_product_tiles();
   alignas(64) float sums[2 * TILE_ROWS * 32];
   for (int64_t row = first; row < past; row += 2 * TILE_ROWS) {
     const uint16_t* here = rows + row * stride;

@@ -1,0 +1,103 @@
+// Attention by the processor's tiles: sixteen queries at once. Included by attention.h.
+#pragma once
+#include "tiles.h"
+
+// Tiles 0 to 3 are sums; 4 has queries, 6 keys: thirty-two numbers of sixteen; 5 has likelihoods, 7 values: of sixteen
+// positions.
+static void use_attention_tiles() {
+  static const TileConfig config = [] {
+    TileConfig made;
+    made.row_bytes[5] = 32;
+    made.rows[7] = 8;
+    return made;
+  }();
+  use_tiles(config);
+}
+
+static inline void score_tiles(const uint16_t* queries, const uint16_t* const* keys, int tiles, int64_t head,
+                               float* scores) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t d = 0; d < head; d += 32) {
+    _tile_loadd(4, queries + d, head * 2);
+    _tile_loadd(6, keys[0] + d * LANES, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (tiles > 1) {
+      _tile_loadd(6, keys[1] + d * LANES, 64);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    if (tiles > 2) {
+      _tile_loadd(6, keys[2] + d * LANES, 64);
+      _tile_dpbf16ps(2, 4, 6);
+    }
+    if (tiles > 3) {
+      _tile_loadd(6, keys[3] + d * LANES, 64);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+  }
+  _tile_stored(0, scores, CHUNK * 4);
+  _tile_stored(1, scores + LANES, CHUNK * 4);
+  _tile_stored(2, scores + 2 * LANES, CHUNK * 4);
+  _tile_stored(3, scores + 3 * LANES, CHUNK * 4);
+}
+
+static inline void gather_tiles(const uint16_t* likelihoods, const uint16_t* const* values, int tiles, int64_t head,
+                                float* sums) {
+  for (int64_t d = 0; d < head; d += 32) {
+    _tile_loadd(0, sums + d, head * 4);
+    _tile_loadd(1, sums + d + LANES, head * 4);
+    for (int tile = 0; tile < tiles; tile++) {
+      _tile_loadd(5, likelihoods + tile * LANES, CHUNK * 2);
+      _tile_loadd(7, values[tile] + d * LANES, 64);
+      _tile_dpbf16ps(0, 5, 7);
+      _tile_loadd(7, values[tile] + (d + LANES) * LANES, 64);
+      _tile_dpbf16ps(1, 5, 7);
+    }
+    _tile_stored(0, sums + d, head * 4);
+    _tile_stored(1, sums + d + LANES, head * 4);
+  }
+}
+
+static void attend_tiles(const Queries<Bf16>& queries, const Pages<Bf16>& pages, const AttentionShape& shape,
+                         int64_t kv_head, int64_t rows, int64_t chunk, AttentionScratch& scratch) {
+  const int64_t group = shape.heads / shape.kv_heads, begin = chunk * CHUNK, past = queries.first + queries.count;
+  if (scratch.queries.empty()) {
+    scratch.queries.assign(padded(rows, LANES) * shape.head, 0);
+    for (int64_t row = 0; row < rows; row++)
+      std::memcpy(scratch.queries.data() + row * shape.head,
+                  queries.rows + row / group * queries.stride + (kv_head * group + row % group) * shape.head,
+                  shape.head * 2);
+  }
+  const uint16_t *keys[CHUNK_TILES], *values[CHUNK_TILES];
+  const int tiles = static_cast<int>((std::min<int64_t>(past - begin, CHUNK) + LANES - 1) / LANES);
+  for (int tile = 0; tile < tiles; tile++) {
+    keys[tile] = pages.key_tile(queries.table, chunk * CHUNK_TILES + tile, kv_head);
+    values[tile] = pages.value_tile(queries.table, chunk * CHUNK_TILES + tile, kv_head);
+  }
+  use_attention_tiles();
+  alignas(64) float scores[LANES][CHUNK];
+  alignas(64) uint16_t likelihoods[LANES][CHUNK];
+  for (int64_t first = 0; first < rows; first += LANES) {
+    const int64_t count = std::min<int64_t>(LANES, rows - first);
+    if (queries.first + (first + count - 1) / group < begin) continue;  // none of them sees so far
+    float* sums = scratch.sums.data() + first * shape.head;
+    score_tiles(scratch.queries.data() + first * shape.head, keys, tiles, shape.head, scores[0]);
+    for (int64_t row = 0; row < LANES; row++) {
+      const int64_t position = queries.first + (first + row) / group;
+      const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
+      const int64_t to = std::min<int64_t>(CHUNK, position + 1 - begin);
+      if (row >= count || from >= to) {
+        std::memset(likelihoods[row], 0, sizeof likelihoods[row]);
+        continue;
+      }
+      const float keep = weigh_scores<Bf16>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
+                                            scratch.maxima[first + row], scratch.totals[first + row], likelihoods[row]);
+      if (keep != 1.0f)
+        for (int64_t d = 0; d < shape.head; d += LANES)
+          store(sums + row * shape.head + d, mul(load(sums + row * shape.head + d), splat(keep)));
+    }
+    gather_tiles(likelihoods[0], values, tiles, shape.head, sums);
+  }
+}
