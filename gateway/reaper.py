@@ -8,6 +8,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
+from gateway.tasks import SKIPPED, Turn
 from kvstore.errors import BrokerUnreachable
 from kvstore.registry import HEARTBEAT_S, LEASE_TTL_MS
 
@@ -84,10 +85,10 @@ class Reaper:
         self._jobs = jobs
         self._lease = lease
 
-    async def reap(self) -> None:
-        """One round. Raises BrokerError."""
+    async def reap(self) -> Turn | None:
+        """One round; SKIPPED while leases are not to be trusted. Raises BrokerError."""
         if not self._lease.steady:
-            return
+            return SKIPPED
         try:
             # A round that an outage interrupts must not go on after it with what it has seen before.
             async with asyncio.timeout(OUTAGE_S):
@@ -96,3 +97,4 @@ class Reaper:
             raise BrokerUnreachable("no answer while looking for dead workers") from error
         if orphans:
             logger.warning("ended %d jobs of dead workers, among them %s", len(orphans), orphans[:8])
+        return None

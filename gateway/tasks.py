@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import BrokerError
+from kvstore.outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -52,24 +54,29 @@ class Tasks:
             logger.error("task %r failed", task.get_name(), exc_info=error)
 
 
+class Turn(Enum):
+    """What an action may say of a turn of ``every``."""
+
+    SKIPPED = "skipped"
+
+
+SKIPPED: Final = Turn.SKIPPED
+"""Nothing was tried in this turn, so it tells neither of trouble nor that trouble is over."""
+
+
 async def every(interval_s: float, action: Callable[[], Awaitable[object]], *, what: str) -> None:
-    """Runs `action` every `interval_s` seconds until cancelled. Failures are logged when they begin and when they end,
-    not at every turn."""
-    failing = False
+    """Runs `action` every `interval_s` seconds until cancelled. Failures are logged when they begin, at growing
+    intervals while they last, and when `action` works again: returns, and not SKIPPED."""
+    outage = Outage(logger, what)
     while True:
         try:
-            await action()
+            outcome = await action()
         except BrokerError as error:
-            if not failing:
-                logger.error("%s fails: %s", what, error)
-            failing = True
-        except Exception:
+            outage.failed(error)
+        except Exception as error:
             # A fault of ours in one turn must not end all later turns: a lease would lapse, orphans would hang.
-            if not failing:
-                logger.exception("%s fails", what)
-            failing = True
+            outage.failed(error, traceback=True)
         else:
-            if failing:
-                logger.warning("%s works again", what)
-            failing = False
+            if outcome is not SKIPPED:
+                outage.worked()
         await asyncio.sleep(interval_s)

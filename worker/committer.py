@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import CommitGap, KvError
 from kvstore.jobs import Commit, Jobs
+from kvstore.outage import Outage
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Committer:
         self._worker = worker
         self._incarnation = incarnation
         self._settled = settled
+        self._outage = Outage(logger, "committing")
         self._steps: asyncio.Queue[list[job_pb2.Delivery]] = asyncio.Queue(STEPS_AHEAD)
         self.unsettled = 0
         """Deliveries that Redis has not taken yet."""
@@ -74,12 +76,13 @@ class Committer:
                         ended.add(delivery.request_id)
                 kept = [delivery for delivery in deliveries if delivery.request_id not in ended]
                 outcomes = iter(await self._jobs.commit(self._worker, self._incarnation, kept))
+                self._outage.worked()
                 return [Commit.FENCED if d.request_id in ended else next(outcomes) for d in deliveries]
             except CommitGap as gap:
                 logger.error("%s", gap)
                 gaps |= gap.expected.keys()
             except KvError as error:
-                logger.warning("commit failed, trying again: %s", error)
+                self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
 
     async def _end(self, delivery: job_pb2.Delivery) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import KvError
 from kvstore.jobs import Finished, Jobs
+from kvstore.outage import Outage
 from kvstore.registry import HEARTBEAT_S, ModelCard, Registry, WorkerInfo
 from octavo.v1 import inference_pb2, job_pb2
 from worker.errors import LeaseLostError
@@ -63,17 +64,19 @@ class Heartbeat:
         A renewal that takes long is given up and repeated at once: the lease is short, and one stalled connection must
         not cost it.
         """
+        outage = Outage(logger, "renewing the lease")
         while True:
             draining = self._draining.is_set()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     held = await self._registry.renew(self._live_info())
             except TimeoutError:
-                logger.warning("renewing the lease takes long, trying again")
+                outage.failed("no answer in time")
                 continue
             except KvError as error:
-                logger.warning("renewing the lease failed: %s", error)
+                outage.failed(error)
             else:
+                outage.worked()
                 if not held:
                     raise LeaseLostError(f"another process holds the lease of worker {self._info.id}")
                 self.told_of_drain = draining
@@ -81,6 +84,7 @@ class Heartbeat:
 
     async def tend(self) -> None:
         """Renews the model's card and ends jobs that nobody reads. Never returns."""
+        outage = Outage(logger, "upkeep of card and jobs")
         card_due = 0.0
         while True:
             try:
@@ -89,7 +93,9 @@ class Heartbeat:
                     card_due = time.monotonic() + CARD_S
                 await self._end_orphans()
             except KvError as error:
-                logger.warning("upkeep failed, trying again: %s", error)
+                outage.failed(error)
+            else:
+                outage.worked()
             await asyncio.sleep(HEARTBEAT_S)
 
     async def leave(self) -> None:

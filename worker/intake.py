@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.errors import KvError
 from kvstore.jobs import Claim, Jobs, JobState
+from kvstore.outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,6 +104,7 @@ class Intake:
 
     async def read(self) -> None:
         """Claims jobs. Never returns."""
+        outage = Outage(logger, "reading jobs")
         entries: list[Entry] = []
         while True:
             await self._room.wait()
@@ -118,9 +120,10 @@ class Intake:
                 self._rung = {i: at for i, at in self._rung.items() if now - at < REMEMBERED_S}
                 ended = await self._ended_among(c.job.request_id for c in claims if c.job.request_id in self._rung)
             except KvError as error:
-                logger.warning("reading jobs failed, trying again: %s", error)
+                outage.failed(error)
                 await asyncio.sleep(RETRY_S)
                 continue
+            outage.worked()
             entries = []
             if claims:
                 self._claims += [claim for claim in claims if claim.job.request_id not in ended]
@@ -141,13 +144,17 @@ class Intake:
 
     async def _missed(self) -> set[str]:
         """Jobs that ended while nobody listened."""
+        outage = Outage(logger, "looking for ended jobs")
         while True:
             held = [*self._journal.running, *(claim.job.request_id for claim in self._claims)]
             try:
-                return await self._ended_among(held)
+                ended = await self._ended_among(held)
             except KvError as error:
-                logger.warning("looking for ended jobs failed, trying again: %s", error)
+                outage.failed(error)
                 await asyncio.sleep(RETRY_S)
+            else:
+                outage.worked()
+                return ended
 
     async def _ended_among(self, request_ids: Iterable[str]) -> set[str]:
         ended: set[str] = set()

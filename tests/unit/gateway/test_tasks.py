@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.tasks import Tasks, every
+from gateway.tasks import SKIPPED, Tasks, every
 from kvstore.errors import BrokerUnreachable
 
 if TYPE_CHECKING:
@@ -44,8 +44,11 @@ async def test_a_failure_is_logged_with_its_traceback_unless_somebody_gets_it(
 
 
 async def test_a_failing_action_goes_on_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    outcomes: list[Exception | None] = [
+    outcomes: list[object] = [
+        SKIPPED,
         BrokerUnreachable("down"),
+        BrokerUnreachable("down"),
+        SKIPPED,  # no success
         BrokerUnreachable("down"),
         None,
         KeyError("ours"),
@@ -54,12 +57,13 @@ async def test_a_failing_action_goes_on_and_is_logged_once(caplog: pytest.LogCap
     ]
     done = asyncio.Event()
 
-    async def action() -> None:
+    async def action() -> object:
         if not outcomes:
             done.set()
-            return
-        if (outcome := outcomes.pop(0)) is not None:
+            return None
+        if isinstance(outcome := outcomes.pop(0), Exception):
             raise outcome
+        return outcome
 
     tasks = Tasks()
     with caplog.at_level(logging.WARNING):
@@ -67,9 +71,9 @@ async def test_a_failing_action_goes_on_and_is_logged_once(caplog: pytest.LogCap
         await asyncio.wait_for(done.wait(), 2)
         await tasks.cancel()
     assert [record.getMessage() for record in caplog.records] == [
-        "looking fails: down",
-        "looking works again",
+        "looking fails, trying again: down",
+        "looking works again, after 0 s",
         "looking fails",
-        "looking works again",
+        "looking works again, after 0 s",
     ]
     assert [bool(record.exc_info) for record in caplog.records] == [False, False, True, False]
