@@ -85,13 +85,18 @@ class Models:
         workers = workers or choose(await self._read(), name, self._known)
         return Served(workers[0].model, await self._load(workers), workers)
 
-    async def refresh(self) -> None:
-        """Loads the tokenizers of models that have appeared, so that no caller waits for it."""
+    async def refresh(self) -> bool:
+        """Loads the tokenizers of models that have appeared, so that no caller waits for it. Whether anything is
+        served: a worker is ready, and its tokenizer loaded."""
         live = await self._read()
+        served = False
         self._warn_of_divided(live)
         for digest in sorted({worker.tokenizer for worker in live})[:MAX_KEPT]:
             with suppress(NoWorker):  # its workers are about to publish it
-                await self._load([worker for worker in live if worker.tokenizer == digest])
+                same = [worker for worker in live if worker.tokenizer == digest]
+                await self._load(same)
+                served = served or any(worker.state == READY for worker in same)
+        return served
 
     async def workers(self, served: Served) -> tuple[WorkerInfo, ...]:
         """Who could take the place of the workers of `served`, as of now."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway import fleet, service
 from gateway.config import MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES, address, require_port
 from gateway.dispatch import Dispatch
 from gateway.fleet import FleetService
+from gateway.health import Health
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.reaper import REAP_S, Lease, Reaper
@@ -47,7 +48,6 @@ OPTIONS: Final = (
     # Two gateways on one port by mistake would share its connections silently.
     ("grpc.so_reuseport", 0),
 )
-SERVED_NAMES: Final = ("", service.NAME, fleet.NAME)
 CUT_S: Final = 2.0
 """How long the calls that the grace time has cut off get to send their status."""
 
@@ -70,7 +70,7 @@ class Gateway:
         self._stack = AsyncExitStack()
         self._tasks = Tasks()
         self._loops = Tasks()
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._server = grpc.aio.server(options=OPTIONS)
         self.metrics = Metrics()
 
@@ -89,7 +89,7 @@ class Gateway:
             port = self._server.add_insecure_port(address(config.host, config.grpc_port))
             self._stack.push_async_callback(self._server.stop, None)
             await self._server.start()
-            await self._set_health(serving=True)
+            await self._health.begin()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -99,7 +99,7 @@ class Gateway:
         """Drains: NOT_SERVING and no new calls at once; streams go on for the grace time, or until `hurry` is set;
         then they end with UNAVAILABLE."""
         drained = asyncio.create_task(self._inference.drain(), name="drain")
-        await self._health.enter_graceful_shutdown()
+        await self._health.stop()
         hurried = asyncio.create_task(hurry.wait(), name="hurry")
         await asyncio.wait((drained, hurried), timeout=self._config.grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
@@ -144,10 +144,10 @@ class Gateway:
             max_streams=config.max_streams,
         )
         self.metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), FleetService(registry, jobs).handler()))
         reflection.enable_server_reflection(
-            (*SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (service.NAME, fleet.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         # The lease stands before the first job can name this gateway.
         await registry.renew_gateway(incarnation)
@@ -155,17 +155,16 @@ class Gateway:
         self._start_loops(registry, jobs, models)
 
     def _start_loops(self, registry: Registry, jobs: Jobs, models: Models) -> None:
-        lease = Lease(registry, self.incarnation, lambda held: self._set_health(serving=held))
+        lease = Lease(registry, self.incarnation, self._health.lease)
+
+        async def look() -> None:
+            await self._health.models(await models.refresh())
+
         self._stack.push_async_callback(self._loops.cancel)
         for interval_s, action, what in (
             (HEARTBEAT_S, lease.renew, "renewing the gateway's lease"),
             (REAP_S, Reaper(jobs, lease).reap, "ending the jobs of dead workers"),
             (1.0, lambda: self.metrics.queues.refresh(jobs), "reading the queues"),
-            (1.0, models.refresh, "loading tokenizers"),
+            (1.0, look, "looking for models"),
         ):
             self._loops.spawn(every(interval_s, action, what=what), name=what)
-
-    async def _set_health(self, *, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in SERVED_NAMES:
-            await self._health.set(name, status)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 from google.protobuf import json_format
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 ASK_TIMEOUT_S = 10.0
 """How long a gateway may take to answer what needs no model."""
 # The default limit of 4 MiB on responses does: gateways send no more. A proxy in the environment is for the outside,
@@ -177,6 +179,7 @@ class Client:
         # The generated stubs are untyped: their calls are typed here, once.
         self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
         self._fleet: Any = fleet_pb2_grpc.FleetStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     async def __aenter__(self) -> Client:
         return self
@@ -238,6 +241,12 @@ class Client:
         request = inference_pb2.GetModelRequest(name=name)
         model: inference_pb2.Model = await self._inference.GetModel(request, timeout=ASK_TIMEOUT_S)
         return model
+
+    async def serves(self) -> bool:
+        """Whether the gateway says that answers can be had: it holds its lease, and a live worker serves."""
+        request = health_pb2.HealthCheckRequest(service=INFERENCE)
+        response = await self._health.Check(request, timeout=ASK_TIMEOUT_S)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def workers(self) -> list[fleet_pb2.Worker]:
         """The live workers, by id."""

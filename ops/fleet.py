@@ -211,6 +211,8 @@ class Fleet:
                     await client.model()
                     missing = wanted - {worker.id for worker in await client.workers()}
                     reason = f"workers not seen: {', '.join(sorted(missing))}" if missing else ""
+                    if not reason and not await client.serves():
+                        reason = "its health service says so"
                 except grpc.aio.AioRpcError as error:
                     reason = describe(error)
                 if not reason:

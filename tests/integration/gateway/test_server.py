@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
@@ -12,6 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvstore.registry import DRAINING, READY
 from octavo.v1 import inference_pb2
 from tests.integration.gateway.harness import (
     Client,
@@ -36,11 +38,36 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_health_by_service(client: Client) -> None:
+INFERENCE, FLEET = "octavo.v1.Inference", "octavo.v1.Fleet"
+
+
+async def health_of(client: Client, *names: str) -> list[int]:
     health: Any = health_pb2_grpc.HealthStub(client.channel)
-    for name in ("", "octavo.v1.Inference", "octavo.v1.Fleet"):
-        assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == SERVING
-    assert (await failure(health.Check(health_pb2.HealthCheckRequest(service="x"))))[0] is grpc.StatusCode.NOT_FOUND
+    return [(await health.Check(health_pb2.HealthCheckRequest(service=name))).status for name in names]
+
+
+async def test_inference_is_healthy_only_while_a_live_worker_serves(broker: Broker) -> None:
+    """The process is healthy all the time, and so is what needs no worker."""
+    async with running_gateway(broker) as (_, _, client):
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
+        assert (await watch.read()).status == NOT_SERVING
+        assert await health_of(client, "", FLEET) == [SERVING, SERVING]
+        worker = ScriptedWorker(broker)
+        await worker.start()
+        assert (await asyncio.wait_for(watch.read(), 5)).status == SERVING
+        worker.info = replace(worker.info, state=DRAINING)
+        await worker.registry.renew(worker.info)
+        assert (await asyncio.wait_for(watch.read(), 5)).status == NOT_SERVING
+        worker.info = replace(worker.info, state=READY)
+        await worker.registry.renew(worker.info)
+        assert (await asyncio.wait_for(watch.read(), 5)).status == SERVING
+        await worker.stop()
+        assert (await asyncio.wait_for(watch.read(), 5)).status == NOT_SERVING
+        assert await health_of(client, "", FLEET) == [SERVING, SERVING]
+        unknown = health.Check(health_pb2.HealthCheckRequest(service="x"))
+        assert (await failure(unknown))[0] is grpc.StatusCode.NOT_FOUND
+        watch.cancel()
 
 
 async def test_reflection_lists_and_describes_the_services(client: Client) -> None:
@@ -108,12 +135,13 @@ async def test_a_frozen_broker_degrades_health_and_streams_outlive_it(
         await worker.commit(chunk(claim, 0, [10]))
         first = await call.read()
         health: Any = health_pb2_grpc.HealthStub(client.channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest())
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=FLEET))
         assert (await watch.read()).status == SERVING
         assert server.pid is not None
         os.kill(server.pid, signal.SIGSTOP)
         try:
             assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+            assert await health_of(client, "", INFERENCE) == [SERVING, NOT_SERVING]
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert (await asyncio.wait_for(watch.read(), 10)).status == SERVING

@@ -68,6 +68,13 @@ def test_prometheus_meets_the_others_on_one_network(compose: dict[str, Any]) -> 
         assert networks["prometheus"] & networks[scraped] == {"inner"}
 
 
+def test_a_gateway_is_healthy_without_workers_and_a_worker_only_when_it_serves(compose: dict[str, Any]) -> None:
+    checks = {name: compose["services"][name]["healthcheck"]["test"][1:3] for name in ("gateway", "worker")}
+    assert checks == {"gateway": ["octavo", "health"], "worker": ["octavo", "health"]}
+    assert "--alive" in compose["services"]["gateway"]["healthcheck"]["test"]
+    assert "--metrics" in compose["services"]["worker"]["healthcheck"]["test"]
+
+
 @pytest.mark.parametrize("name", ["gateway", "worker"])
 def test_octavo_waits_for_a_healthy_redis(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]

@@ -110,7 +110,7 @@ def test_errors_are_told_for_people(code: str, details: str, told: str) -> None:
     assert describe(error).startswith(told)
 
 
-@pytest.mark.parametrize("ask", ["workers", "queues", "model", "cancel"])
+@pytest.mark.parametrize("ask", ["workers", "queues", "model", "serves", "cancel"])
 async def test_a_gateway_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     """It listens, as one that was stopped in the middle of something does."""
     monkeypatch.setattr(client, "ASK_TIMEOUT_S", 0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,19 @@ from click.testing import CliRunner, Result
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from ops.health import command
+from gateway.errors import STARTING
+from ops.health import FLEET, INFERENCE, PROCESS, Checked, command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def says(servicer: health.HealthServicer, process: int, fleet: int, inference: int) -> None:
+    for name, status in ((PROCESS, process), (FLEET, fleet), (INFERENCE, inference)):
+        servicer.set(name, status)
 
 
 def run(*args: str) -> Result:
@@ -59,16 +66,44 @@ def metrics() -> Iterator[tuple[str, CollectorRegistry]]:
 
 def test_serving_gateway(gateway: tuple[str, health.HealthServicer]) -> None:
     target, servicer = gateway
-    servicer.set("", SERVING)
+    says(servicer, SERVING, SERVING, SERVING)
     result = run("--target", target)
     assert (result.exit_code, result.output) == (0, f"{target}: SERVING\n")
 
 
-def test_draining_gateway(gateway: tuple[str, health.HealthServicer]) -> None:
+@pytest.mark.parametrize(
+    ("statuses", "alive", "reason"),
+    [
+        ((SERVING, SERVING, NOT_SERVING), 0, f"no live worker serves; {STARTING}"),
+        ((SERVING, NOT_SERVING, NOT_SERVING), 0, "the broker does not answer the gateway"),
+        ((NOT_SERVING, NOT_SERVING, NOT_SERVING), 1, "the gateway is stopping"),
+    ],
+)
+def test_what_is_missing_is_told(
+    gateway: tuple[str, health.HealthServicer], statuses: tuple[int, int, int], alive: int, reason: str
+) -> None:
+    """Whatever it is, --alive is about the process alone."""
     target, servicer = gateway
-    servicer.set("", NOT_SERVING)
+    says(servicer, *statuses)
     result = run("--target", target)
-    assert (result.exit_code, result.output) == (1, f"Error: {target}: NOT_SERVING\n")
+    assert (result.exit_code, result.output) == (1, f"Error: {target}: NOT_SERVING: {reason}\n")
+    told = f"Error: {target}: NOT_SERVING: {reason}\n" if alive else f"{target}: SERVING\n"
+    result = run("--target", target, "--alive")
+    assert (result.exit_code, result.output) == (alive, told)
+
+
+def test_all_results_as_json(gateway: tuple[str, health.HealthServicer], closed_port: int) -> None:
+    target, servicer = gateway
+    says(servicer, SERVING, SERVING, SERVING)
+    address = f"127.0.0.1:{closed_port}"
+    result = run("--target", target, "--metrics", address, "--json")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert json.loads(result.stdout) == [
+        {"address": target, "healthy": True, "status": "SERVING", "reason": ""},
+        {"address": address, "healthy": False, "status": "unreachable", "reason": "[Errno 111] Connection refused"},
+    ]
+    result = run("--target", target, "--json")
+    assert (result.exit_code, len(json.loads(result.stdout))) == (0, 1)
 
 
 def test_no_gateway(closed_port: int) -> None:
@@ -110,14 +145,16 @@ def test_metrics_with_another_status() -> None:
 
 def test_both_must_be_well(gateway: tuple[str, health.HealthServicer], closed_port: int) -> None:
     target, servicer = gateway
-    servicer.set("", SERVING)
+    says(servicer, SERVING, SERVING, SERVING)
     result = run("--target", target, "--metrics", f"127.0.0.1:{closed_port}")
     assert result.exit_code == 1
 
 
 def test_without_options_the_usual_gateway_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("ops.health.check_grpc", lambda target, _: asked.append(target) or "SERVING")
+    monkeypatch.setattr(
+        "ops.health.check_grpc", lambda target, *_: asked.append(target) or Checked(target, True, "SERVING")
+    )
     monkeypatch.delenv("OCTAVO_TARGET", raising=False)
     assert (run().exit_code, asked) == (0, ["127.0.0.1:50051"])
     monkeypatch.setenv("OCTAVO_TARGET", "there:1")
