@@ -12,12 +12,13 @@ from tests.unit.worker.model import tiny
 from worker.detokenize import TokenBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.integration.worker_model.conftest import Loaded
     from worker.engine import Engine
     from worker.sequence import Request
+    from worker.step import Runner
 
 COUNT = 200
 TINY = Sizes(vocab=tiny.VOCAB, shared=70, own=60, output=16)
@@ -49,13 +50,22 @@ def compare(crowded: Engine, quiet: Engine, asked: Sequence[Request]) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("gpt2", torch.bfloat16), ("qwen2", torch.bfloat16), ("gemma3", torch.bfloat16), ("qwen2", torch.float32)],
-    ids=str,
+    ("family", "load", "dtype"),
+    [
+        ("gpt2", tiny.runner, torch.bfloat16),
+        ("qwen2", tiny.runner, torch.bfloat16),
+        ("gemma3", tiny.runner, torch.bfloat16),
+        ("qwen2", tiny.runner, torch.float32),
+        ("qwen2", tiny.fused, torch.bfloat16),
+        ("gemma3", tiny.fused, torch.bfloat16),
+        ("mistral", tiny.fused, torch.bfloat16),
+        ("qwen3", tiny.fused, torch.float32),
+    ],
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
-def test_tiny_models(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_tiny_models(family: str, load: Callable[..., Runner], dtype: torch.dtype, tmp_path: Path) -> None:
     directory = tiny.save(tiny.CONFIGS[family], tmp_path)
-    runner = tiny.runner(directory, dtype, num_blocks=64)
+    runner = load(directory, dtype, num_blocks=64)
     crowded, quiet = (
         engine_over(one, TABLE, eos_token_ids=[2], context_length=tiny.CONTEXT) for one in (Narrow(runner, 24), runner)
     )
@@ -63,6 +73,7 @@ def test_tiny_models(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("smollm2", ["fused"], indirect=True)
 def test_smollm2(smollm2: Loaded) -> None:
     files, runner = smollm2(torch.bfloat16)
     table = TokenBytes.from_json(files.tokenizer_json)

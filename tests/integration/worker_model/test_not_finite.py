@@ -10,12 +10,15 @@ import torch
 from tests.integration.worker_model.traffic import alone, engine_over
 from tests.unit.worker.model import tiny
 from worker.detokenize import TokenBytes
+from worker.model.decoder.runner import DecoderRunner
 from worker.params import SamplingParams, StopParams
 from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from worker.model.hf import HfRunner
     from worker.step import Output
 
 SICK = 77
@@ -26,6 +29,7 @@ def request(name: str, prompt: list[int], **options: int) -> Request:
     return Request(name, tuple(prompt), SamplingParams(temperature=0.0), StopParams(6, ignore_eos=True), **options)
 
 
+@pytest.mark.parametrize("load", [tiny.runner, tiny.fused])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("length", "at"),
@@ -35,10 +39,15 @@ def request(name: str, prompt: list[int], **options: int) -> Request:
         (100, 90),  # the first chunk is sound, and stays cached
     ],
 )
-def test_nobody_else_notices(dtype: torch.dtype, length: int, at: int, tmp_path: Path) -> None:
-    runner = tiny.runner(tiny.save(tiny.CONFIGS["llama"], tmp_path), dtype, num_blocks=64)
+def test_nobody_else_notices(
+    load: Callable[..., HfRunner | DecoderRunner], dtype: torch.dtype, length: int, at: int, tmp_path: Path
+) -> None:
+    runner = load(tiny.save(tiny.CONFIGS["llama"], tmp_path), dtype, num_blocks=64)
     with torch.no_grad():
-        runner.model.get_input_embeddings().weight[SICK] = torch.nan
+        if isinstance(runner, DecoderRunner):
+            runner.model.embedding[SICK] = torch.nan
+        else:
+            runner.model.get_input_embeddings().weight[SICK] = torch.nan
     engine = engine_over(runner, TABLE, eos_token_ids=[], context_length=tiny.CONTEXT)
     ids = [token if token != SICK else 0 for token in tiny.tokens(100)]
     sick = [*ids[:at], SICK, *ids[at + 1 : length]]

@@ -123,7 +123,7 @@ class NativeModel:
 
     Args:
         shape: what is computed.
-        weights: read from files; not used afterwards, but for the embedding.
+        weights: read from files; not used afterwards.
         tables: cosines and sines, for each of ``shape.ropes``.
         num_blocks: of the pages.
         block_size: a multiple of sixteen.
@@ -145,8 +145,10 @@ class NativeModel:
         size = shape.kv_heads * 2 * block_size * self.head
         self.pages: Final = memory.zeros(len(shape.layers), num_blocks, size, dtype=self.dtype)
         """``[layers, blocks, numbers of a block]``; see ``pages.h``."""
-        self.embedding: Final = weights.embedding.contiguous()
-        """``[vocab, hidden]``, as it is read: one row for each token."""
+        # A copy, since what was read may be mapped from a file, which somebody might cut short.
+        self.embedding: Final = memory.zeros(*weights.embedding.shape, dtype=self.dtype)
+        """``[vocab, hidden]``: one row for each token."""
+        self.embedding.copy_(weights.embedding)
         self._kept: list[object] = []  # what the structures point to
         layers = [
             self._layer(shape, layer, weights.layers[index], tables, self.pages[index])

@@ -18,7 +18,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from worker.kernels.native.library import best
 from worker.model import hf
+from worker.model.decoder import runner as decoder
 from worker.model.library import quiet
 from worker.model.loader import ModelFiles
 from worker.step import StepRow
@@ -106,8 +108,23 @@ def runner(directory: Path, dtype: torch.dtype, *, num_blocks: int = 160, block_
     return made
 
 
-def poison(made: hf.HfRunner) -> None:
+def fused(
+    directory: Path, dtype: torch.dtype, *, num_blocks: int = 160, block_size: int = BLOCK, context: int = CONTEXT
+) -> decoder.DecoderRunner:
+    """The model by the fused decoder, on pages that all hold NaN."""
+    native = best(2)
+    assert native is not None
+    described = files(directory, dtype, context_length=context)
+    made = decoder.load(described, native, num_blocks=num_blocks, block_size=block_size, progress=lambda _: None)
+    poison(made)
+    return made
+
+
+def poison(made: hf.HfRunner | decoder.DecoderRunner) -> None:
     """Fills every block that a sequence may get with NaN."""
+    if isinstance(made, decoder.DecoderRunner):
+        made.model.pages.fill_(torch.nan)
+        return
     for pages in made.attention.pages:
         pages[: made.num_blocks] = torch.nan
 

@@ -11,7 +11,7 @@ static void use_attention_tiles() {
     made.rows[7] = 8;
     return made;
   }();
-  use_tiles(config);
+  _tile_loadconfig(&config);
 }
 
 static inline void score_tiles(const uint16_t* queries, const uint16_t* const* keys, int tiles, int64_t head,

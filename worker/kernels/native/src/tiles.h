@@ -10,17 +10,10 @@ struct TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// `config` lives as long as the library.
-static void use_tiles(const TileConfig& config) {
-  static thread_local const TileConfig* used = nullptr;
-  if (used == &config) return;
-  _tile_loadconfig(&config);
-  used = &config;
-}
-
+// Said anew for each piece of work: other libraries use the tiles of this thread too, and leave them as they like.
 static void use_product_tiles() {
   static const TileConfig config;
-  use_tiles(config);
+  _tile_loadconfig(&config);
 }
 
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.

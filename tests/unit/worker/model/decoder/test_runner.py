@@ -171,3 +171,14 @@ def test_the_fingerprint_tells_models_types_and_processors_apart(saved: Callable
             if level in NATIVE
         }
         assert len(levels) == len({"amx", "avx512_bf16", "avx2"} & set(NATIVE))
+
+
+def test_other_users_of_the_processor_do_no_harm(saved: Callable[[str], Path]) -> None:
+    """Tiles are set up anew for each call: torch's own products leave them in another state, or in none."""
+    made = load(saved("llama"), NATIVE[BEST])
+    text = fresh(made, tiny.tokens(100), shuffled(made))
+    expected = made.forward([text.next(100)]).clone()
+    matrix = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for _ in range(3):
+        assert (matrix @ matrix).isfinite().all()
+        assert torch.equal(made.forward([text.next(100)]), expected)
