@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import AdmissionError, shown
 from kvstore.limits import (
+    MAX_BIAS,
     MAX_BIASES,
     MAX_CHOICES,
     MAX_MODEL_NAME,
+    MAX_PENALTY,
     MAX_PRIORITY,
     MAX_PROMPT_LOGPROBS,
+    MAX_REPETITION,
     MAX_REQUEST_ID,
     MAX_SALT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOP_TOKENS,
     MAX_STOPS,
+    MAX_TEMPERATURE,
     MAX_TOP,
+    MIN_REPETITION,
 )
 from octavo.v1 import inference_pb2, job_pb2
 
@@ -33,12 +38,8 @@ if TYPE_CHECKING:
 REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
 ROLES: Final = ("system", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 1024
-MAX_TEMPERATURE: Final = 100.0
-MAX_BIAS: Final = 100.0
-MAX_PENALTY: Final = 2.0
 # As the protocol's float32 has it: what a client writes as 0.01 must pass.
-MIN_REPETITION: Final = struct.unpack("f", struct.pack("f", 0.01))[0]
-MAX_REPETITION: Final = 100.0
+LEAST_REPETITION: Final = struct.unpack("f", struct.pack("f", MIN_REPETITION))[0]
 NOT_SERVED: Final = "not served by this version"
 
 
@@ -177,7 +178,7 @@ def _check_sampling(sampling: inference_pb2.Sampling) -> None:
     for name, value, least, most in (
         ("temperature", sampling.temperature, 0.0, MAX_TEMPERATURE),
         ("min_p", sampling.min_p, 0.0, 1.0),
-        ("repetition_penalty", repetition, MIN_REPETITION, MAX_REPETITION),
+        ("repetition_penalty", repetition, LEAST_REPETITION, MAX_REPETITION),
         ("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
         ("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
     ):

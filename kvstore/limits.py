@@ -27,6 +27,13 @@ MAX_STOP_BYTES = 256
 """Of one stop string."""
 MAX_STOP_TOKENS = 64
 MAX_BIASES = 4096
+MAX_TEMPERATURE = 100.0
+MAX_BIAS = 100.0
+"""Biases lie between minus this and this."""
+MAX_PENALTY = 2.0
+"""Presence and frequency penalties lie between minus this and this."""
+MIN_REPETITION = 0.01
+MAX_REPETITION = 100.0
 MAX_TOP = 20
 """Likeliest tokens beside each token, in `logprobs` and `prompt_logprobs`."""
 MAX_PROMPT_LOGPROBS = 131072

@@ -11,8 +11,9 @@ import click
 import grpc.aio
 
 from kvstore.errors import KvError
+from ops.answer import Answer, BrokenStream
 from ops.child import ChildFailed
-from ops.client import Answer, BrokenStream, Client, chat_request, describe
+from ops.client import Client, chat_request, describe
 from ops.config import FleetConfig, fleet_config, fleet_options
 from ops.console import Loading, emit, emit_json, note, unless_interrupted
 from ops.demo_text import CAPITAL_ANSWER, CAPITAL_QUESTION, QUESTIONS, SYSTEM_PROMPT

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import sys
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import click
+import grpc
 import grpc.aio
 
 from gateway.config import MAX_REQUEST_BYTES
+from kvstore.limits import MAX_STOP_TOKENS, MAX_STOPS
 from octavo.v1 import inference_pb2
-from ops.client import Answer, BrokenStream, Client, describe, plain
+from ops import ranges
+from ops.answer import Answer, BrokenStream
+from ops.client import Client
 from ops.config import DEFAULT_TARGET, option
-from ops.console import emit, emit_json, unless_interrupted
-
-
-def bias_of(text: str) -> tuple[int, float]:
-    """ID=VALUE as a token id and a number."""
-    token, _, value = text.partition("=")
-    try:
-        return int(token), float(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no token id with a number, such as 50=-100") from error
+from ops.console import unless_interrupted
+from ops.explain import failure
+from ops.printer import Printer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class GenerateConfig:
     chat: bool = False
     system: str | None = None
     model: str = ""
+    request_id: str = ""
     n: int = 1
     priority: int = 0
     max_tokens: int | None = None
@@ -65,42 +64,38 @@ class GenerateConfig:
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message, through the model's chat template.")
 @click.option("--system", help="A system message before it; implies --chat.")
 @click.option("--model", default="", help="Name of a served model. Default: the only one.")
-@click.option("--n", type=click.IntRange(1, 2**32 - 1), default=1, help="So many answers to the one prompt.")
-@click.option("--priority", type=int, default=0, help="The higher goes first.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Default: as many as the context has room for.")
-@click.option("--min-tokens", type=click.IntRange(min=0), default=0, help="No end before so many.")
-@click.option("--temperature", type=float, help="0 is greedy. Default: 1.")
-@click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability. Default: 1, all.")
-@click.option("--top-k", type=int, help="Keep this many of the most likely tokens. Default: 0, all.")
-@click.option("--min-p", type=float, help="Keep tokens this many times as likely as the likeliest. Default: 0, all.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="The same seed gives the same answer.")
-@click.option("--repetition-penalty", type=float, help="Above 1: against tokens of prompt and answer. Default: 1, off.")
-@click.option("--presence-penalty", type=float, help="Above 0: against tokens of the answer. Default: 0, off.")
-@click.option("--frequency-penalty", type=float, help="The same, as often as they are there. Default: 0, off.")
 @click.option(
-    "--logit-bias",
-    type=bias_of,
-    metavar="ID=VALUE",
-    multiple=True,
-    help="Add to a token's logit; may be given several times.",
+    "--request-id", default="", help="Names the request; the same one again attaches to it. Default: a new one."
 )
-@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
+@click.option("--n", type=ranges.CHOICES, default=1, help="So many answers to the one prompt.")
+@click.option("--priority", type=ranges.PRIORITY, default=0, help="The higher goes first.")
+@click.option("--max-tokens", type=ranges.TOKENS, help="From 1. Default: as many as the context has room for.")
+@click.option("--min-tokens", type=ranges.TOKEN, default=0, help="No end before so many; up to --max-tokens.")
+@click.option("--temperature", type=ranges.TEMPERATURE, help="0 is greedy. Default: 1.")
+@click.option("--top-p", type=ranges.TOP_P, help="Keep the most likely tokens up to this probability. Default: 1, all.")
+@click.option("--top-k", type=ranges.TOP_K, help="Keep so many likely tokens, up to the vocabulary. Default: 0, all.")
 @click.option(
-    "--stop-token",
-    type=click.IntRange(0, 2**32 - 1),
-    multiple=True,
-    help="End with this token id; may be given several times.",
+    "--min-p", type=ranges.MIN_P, help="Keep tokens this many times as likely as the likeliest. Default: 0, all."
+)
+@click.option("--seed", type=ranges.SEED, help="The same seed gives the same answer.")
+@click.option(
+    "--repetition-penalty",
+    type=ranges.REPETITION,
+    help="Above 1: against tokens of prompt and answer. Default: 1, off.",
+)
+@click.option("--presence-penalty", type=ranges.PENALTY, help="Above 0: against tokens of the answer. Default: 0, off.")
+@click.option("--frequency-penalty", type=ranges.PENALTY, help="The same, as often as they are there. Default: 0, off.")
+@click.option("--logit-bias", type=ranges.Bias(), multiple=True, help="Add -100 to 100 to a token's logit; repeatable.")
+@click.option("--stop", multiple=True, help=f"End before this text; up to {MAX_STOPS} times.")
+@click.option(
+    "--stop-token", type=ranges.TOKEN, multiple=True, help=f"End with this token id; up to {MAX_STOP_TOKENS} times."
 )
 @click.option("--include-stop", is_flag=True, help="Keep what ended the answer in its text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end token.")
 @click.option(
-    "--logprobs",
-    type=click.IntRange(0, 2**32 - 1),
-    help="Log-probabilities of the tokens, and of so many alternatives; with --json.",
+    "--logprobs", type=ranges.TOP, help="Log-probabilities of the tokens, and of so many alternatives; with --json."
 )
-@click.option(
-    "--prompt-logprobs", type=click.IntRange(0, 2**32 - 1), help="The same for the prompt's tokens; with --json."
-)
+@click.option("--prompt-logprobs", type=ranges.TOP, help="The same for the prompt's tokens; with --json.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object at the end; with --n, lines of JSON as they come."
 )
@@ -113,23 +108,28 @@ class GenerateConfig:
 def command(prompt: str, **values: Any) -> None:
     """Send one request and stream its answer to the terminal.
 
-    PROMPT is text to go on from; `-` reads it from stdin. With --chat it is a question to answer. Several answers (--n)
-    are shown whole, each when it has ended. Ctrl-C cancels.
+    PROMPT is text to go on from; `-` reads it from stdin, less one line break at its end. With --chat it is a question
+    to answer. Several answers (--n) are shown whole, each when it has ended. Ctrl-C cancels.
 
     With --json the object has request_id, text, token_ids, finish (STOP or LENGTH), usage, route and timings; where
-    there are any, stop_match or stop_token (what ended it), logprobs and prompt_logprobs. With --n, each line has
-    choice (from 0) and what is new of it, text and token_ids; finish in its last one. The last line has what is about
-    all: request_id, usage, route, timings.
+    there are any, stop_match or stop_token (what ended it), logprobs and prompt_logprobs (by token id: the service
+    sends no text of single tokens). With --n, each line has choice (from 0) and what is new of it, text and token_ids;
+    finish in its last one. The last line has what is about all: request_id, usage, route, timings.
+
+    An answer that is cut off is shown as far as it came; in JSON its finish is CANCELLED (Ctrl-C) or ERROR (--timeout,
+    and failures), and error says more.
     """
+    # An id of our own making: when the gateway is lost there is nobody left to tell one.
+    values["request_id"] = values["request_id"] or uuid.uuid4().hex
     config = GenerateConfig(prompt=from_stdin() if prompt == "-" else prompt, **values)
+    if not config.prompt:
+        raise click.UsageError("PROMPT is empty")
     if not config.as_json and (config.logprobs, config.prompt_logprobs) != (None, None):
         raise click.UsageError("log-probabilities are shown with --json only")
     try:
         request = build(config)
     except UnicodeEncodeError as error:
         raise click.UsageError("prompt, system message, model and stop strings must be UTF-8") from error
-    except ValueError as error:
-        raise click.UsageError(f"a number does not fit its field: {error}") from error
     if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
         limit = f"a gateway takes {MAX_REQUEST_BYTES} (4 MiB) at most"
         raise click.ClickException(f"the request has {size} bytes, and {limit}: send a shorter prompt")
@@ -137,13 +137,13 @@ def command(prompt: str, **values: Any) -> None:
 
 
 def from_stdin() -> str:
-    """All of stdin.
+    """All of stdin, less one line break at its end: that is how lines end, and no model should have to say it.
 
     Raises:
         click.UsageError: it is no UTF-8.
     """
     try:
-        return sys.stdin.buffer.read().decode()
+        return re.sub(r"\r?\n\Z", "", sys.stdin.buffer.read().decode())
     except UnicodeDecodeError as error:
         raise click.UsageError(f"stdin is not UTF-8: {error}") from error
 
@@ -152,9 +152,10 @@ def build(config: GenerateConfig) -> inference_pb2.GenerateRequest:
     """The request that a configuration describes. What was left out stays unset.
 
     Raises:
-        ValueError: a number is too large for the protocol, or negative.
+        UnicodeEncodeError: a text that is no Unicode.
     """
     request = inference_pb2.GenerateRequest(
+        request_id=config.request_id,
         model=config.model,
         n=config.n,
         priority=config.priority,
@@ -190,69 +191,28 @@ def build(config: GenerateConfig) -> inference_pb2.GenerateRequest:
 
 
 async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) -> Answer:
-    """The whole answer, shown as the configuration says. Leaving the call early cancels the job, within a step.
+    """The whole answer, shown as the configuration says. Leaving the call early cancels the job, within a step; what
+    has come by then is shown.
 
     Raises:
         click.ClickException: the call failed.
     """
-    streams = config.n == 1 and not config.as_json
-    async with Client(config.target) as client:
-        try:
-            answer = await client.generate(
-                request,
-                timeout=config.timeout,
-                on_text=show if streams else None,
-                on_response=None if config.n == 1 else (show_lines if config.as_json else show_ended),
+    answer = Answer(request_id=request.request_id, n=config.n)
+    printer = Printer(answer, as_json=config.as_json)
+    try:
+        async with Client(config.target) as client:
+            await client.generate(
+                request, timeout=config.timeout, on_text=printer.text, on_response=printer.response, into=answer
             )
-        except grpc.aio.AioRpcError as error:
-            raise click.ClickException(failure(error, config)) from error
-        except BrokenStream as error:
-            raise click.ClickException(str(error)) from error
-        finally:
-            if streams:
-                show("\n")
-    if config.as_json and config.n == 1:
-        emit_json(answer.as_dict())
-    elif config.as_json:
-        emit(json.dumps(answer.about()))
+    except asyncio.CancelledError:
+        printer.cut("CANCELLED", "interrupted", even_empty=True)
+        raise
+    except grpc.aio.AioRpcError as error:
+        told = failure(error, answer, config.timeout)
+        printer.cut("ERROR", told, even_empty=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+        raise click.ClickException(told) from error
+    except BrokenStream as error:
+        printer.cut("ERROR", str(error), even_empty=False)
+        raise click.ClickException(str(error)) from error
+    printer.end()
     return answer
-
-
-def failure(error: grpc.aio.AioRpcError, config: GenerateConfig) -> str:
-    """What went wrong with the call, for people."""
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and config.timeout is not None:
-        cure = "give it more, or ask for less with --max-tokens; `octavo queue` shows what waits"
-        return f"the answer was not whole within --timeout {config.timeout:g} s and was cancelled: {cure}"
-    return describe(error)
-
-
-def show(text: str) -> None:
-    """Text of the answer, seen at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def show_lines(response: inference_pb2.GenerateResponse, _answer: Answer) -> None:
-    """Each chunk as a line of JSON: see the command's help."""
-    for chunk in response.chunks:
-        emit(json.dumps(chunk_as_dict(chunk)))
-
-
-def chunk_as_dict(chunk: inference_pb2.Chunk) -> dict[str, Any]:
-    """For the lines of `--json`: which choice, and what is new of it. Once a choice has `finish` it has ended; what
-    ended it is named as in the JSON of one answer."""
-    news = {name: value for name, value in plain(chunk).items() if value and name not in ("choice", "start")}
-    told: dict[str, Any] = {"choice": chunk.choice, **news}
-    if not chunk.finish:
-        del told["finish"]
-    if chunk.HasField("stop_token"):
-        told["stop_token"] = chunk.stop_token
-    return told
-
-
-def show_ended(response: inference_pb2.GenerateResponse, answer: Answer) -> None:
-    """The choices that end with this response, each whole under a heading."""
-    for chunk in response.chunks:
-        if chunk.finish:
-            choice = answer.choices[chunk.choice]
-            emit(f"--- choice {choice.index} of {answer.n} ({choice.finish})\n{choice.text}\n")

@@ -16,7 +16,8 @@ from kvstore.errors import KvError
 from kvstore.jobs import Jobs
 from kvstore.registry import Registry
 from octavo.v1 import fleet_pb2
-from ops.client import Client, describe, plain
+from ops.answer import plain
+from ops.client import Client, describe
 from ops.config import DEFAULT_TARGET, option
 from ops.console import emit_json
 

@@ -10,7 +10,8 @@ import pytest
 
 from octavo.v1 import fleet_pb2, inference_pb2
 from ops import client
-from ops.client import Answer, BrokenStream, chat_request, describe, plain
+from ops.answer import Answer, BrokenStream, plain
+from ops.client import chat_request, describe
 
 
 def response(start: int, ids: list[int], text: str = "", finish: int = 0) -> inference_pb2.GenerateResponse:
@@ -121,6 +122,22 @@ async def test_a_gateway_that_says_nothing_is_not_waited_for(monkeypatch: pytest
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await getattr(calls, ask)(*(["r1"] if ask == "cancel" else []))
     assert describe(failed.value).startswith("DEADLINE_EXCEEDED: the gateway did not answer in time")
+
+
+def test_keys_have_the_order_of_the_protocol_whatever_is_set() -> None:
+    """At every depth."""
+    usage = plain(inference_pb2.Usage(completion_tokens=3))
+    assert list(usage.items()) == [
+        ("prompt_tokens", 0),
+        ("cached_tokens", 0),
+        ("completion_tokens", 3),
+        ("attempts", 0),
+    ]
+    tokens = inference_pb2.TokenLogprobs(top=[inference_pb2.TokenLogprob(logprob=-1)])
+    told = plain(inference_pb2.Chunk(text="x", logprobs=[tokens]))
+    assert list(told)[:5] == ["choice", "start", "token_ids", "text", "finish"]
+    assert list(told["logprobs"][0]) == ["token_id", "logprob", "top"]
+    assert list(told["logprobs"][0]["top"][0]) == ["token_id", "logprob"]
 
 
 def test_plain_shows_every_field_and_numbers_as_numbers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from ops.client import Answer, Choice
+from ops.answer import Answer, Choice
 from ops.demo import Asked, LinePrinter, Wrong, check, complete_lines
 from ops.demo_text import CAPITAL_QUESTION, QUESTIONS, SYSTEM_PROMPT
 

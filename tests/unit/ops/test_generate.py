@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
+import click
 import pytest
 from click.testing import CliRunner
 
+from gateway import admission
+from gateway.errors import AdmissionError
 from octavo.v1 import inference_pb2
-from octavo.v1.inference_pb2 import Chunk, GenerateResponse, Sampling, Stopping, TokenLogprob, TokenLogprobs
+from octavo.v1.inference_pb2 import (
+    Chunk,
+    Sampling,
+    Stopping,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from ops import generate
-from ops.client import Answer
 from ops.generate import GenerateConfig, build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ops.printer import chunk_as_dict
+from tests.unit.ops.service import GREETING, THREE, Service, response, run
 
 PLAIN = GenerateConfig("p")
 
@@ -41,63 +45,12 @@ def test_a_system_message_makes_it_a_chat() -> None:
     assert [(each.role, each.content) for each in messages] == [("system", "s"), ("user", "p")]
 
 
-class Service:
-    """Stands where the gateway's client does: notes the request, gives the responses that it was told."""
-
-    def __init__(self, *responses: GenerateResponse) -> None:
-        self.responses = responses
-        self.requests: list[inference_pb2.GenerateRequest] = []
-        self.target = ""
-
-    def __call__(self, target: str) -> Service:
-        self.target = target
-        return self
-
-    async def __aenter__(self) -> Service:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    async def generate(
-        self,
-        request: inference_pb2.GenerateRequest,
-        *,
-        timeout: float | None,
-        on_text: Callable[[str], None] | None,
-        on_response: Callable[[GenerateResponse, Answer], None] | None,
-    ) -> Answer:
-        self.requests.append(request)
-        answer = Answer(n=request.n)
-        for response in self.responses:
-            text = answer.add(response, 1.0)
-            if on_text is not None:
-                on_text(text)
-            if on_response is not None:
-                on_response(response, answer)
-        answer.end(2.0)
-        return answer
-
-
-def run(monkeypatch: pytest.MonkeyPatch, service: Service, *arguments: str) -> Any:
-    monkeypatch.setattr(generate, "Client", service)
-    return CliRunner().invoke(generate.command, list(arguments), prog_name="octavo generate")
-
-
-def response(*chunks: Chunk, **fields: Any) -> GenerateResponse:
-    return GenerateResponse(request_id="r", chunks=chunks, **fields)
-
-
-LAST = Chunk(start=1, token_ids=[2], text=" there", finish=inference_pb2.STOP)
-GREETING = Service(response(Chunk(token_ids=[1], text="Hi")), response(LAST, usage={"completion_tokens": 2}))
-
-
 def test_every_option_reaches_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     options = (
         "p --chat --system s --model m --n 2 --priority -5 --max-tokens 5 --min-tokens 2 --temperature 0.5 --top-p 0.25"
         " --top-k 7 --min-p 0.125 --seed 18446744073709551615 --repetition-penalty 1.5 --presence-penalty -0.5"
         " --frequency-penalty 2 --logit-bias 7=-100 --logit-bias 8=0.5 --stop a --stop b --stop-token 3 --stop-token 4"
-        " --include-stop --ignore-eos --logprobs 0 --prompt-logprobs 3 --json --target there:1"
+        " --include-stop --ignore-eos --request-id i --logprobs 0 --prompt-logprobs 3 --json --target there:1"
     )
     ends = [Chunk(choice=choice, finish=inference_pb2.STOP) for choice in range(2)]
     service = Service(response(*ends))
@@ -108,6 +61,7 @@ def test_every_option_reaches_the_request(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(each.role, each.content) for each in request.chat.messages] == [("system", "s"), ("user", "p")]
     request.ClearField("chat")
     assert request == inference_pb2.GenerateRequest(
+        request_id="i",
         model="m",
         n=2,
         priority=-5,
@@ -135,8 +89,14 @@ def test_every_option_reaches_the_request(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (("--logit-bias", "5"), "'5' is no token id with a number"),
         (("--logit-bias", "a=1"), "'a=1' is no token id with a number"),
-        (("--logit-bias", "-1=1"), "a number does not fit its field"),
-        (("--top-k", "99999999999"), "a number does not fit its field: Value out of range: 99999999999"),
+        (("--logit-bias", "-1=1"), "Invalid value for '--logit-bias': -1 is not in the range 0<=x<=4294967295."),
+        (("--logit-bias", "5=1e39"), "Invalid value for '--logit-bias': 1e+39 is not in the range -100.0<=x<=100.0."),
+        (("--top-k", "99999999999"), "Invalid value for '--top-k': 99999999999 is not in the range 0<=x<=2147483647."),
+        (("--max-tokens", str(2**32)), "Invalid value for '--max-tokens': 4294967296 is not in the range 1<=x<="),
+        (("--n", "33"), "Invalid value for '--n': 33 is not in the range 1<=x<=32."),
+        (("--logprobs", "21"), "Invalid value for '--logprobs': 21 is not in the range 0<=x<=20."),
+        (("--temperature", "1e39"), "Invalid value for '--temperature': 1e+39 is not in the range 0<=x<=100.0."),
+        (("--chat",), "PROMPT is empty"),
         (("--stop-token", "-1"), "Invalid value for '--stop-token'"),
         (("--seed", str(2**64)), "Invalid value for '--seed'"),
         (("--n", "0"), "Invalid value for '--n'"),
@@ -147,7 +107,7 @@ def test_what_cannot_be_asked_is_refused_before_any_call(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], reason: str
 ) -> None:
     service = Service()
-    ran = run(monkeypatch, service, "p", *arguments)
+    ran = run(monkeypatch, service, "" if arguments == ("--chat",) else "p", *arguments)
     assert (ran.exit_code, service.requests) == (2, [])
     assert reason in ran.output
 
@@ -161,7 +121,9 @@ def test_one_answer_as_json_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     last = Chunk(
         token_ids=[1], text="Hi", finish=inference_pb2.STOP, logprobs=[one], prompt_logprobs=[one], stop_token=1
     )
-    told = json.loads(run(monkeypatch, Service(response(last)), "p", "--json", "--logprobs", "1").output)
+    told = json.loads(
+        run(monkeypatch, Service(response(last)), "p", "--json", "--logprobs", "1", "--request-id", "r").output
+    )
     shown = {"token_id": 1, "logprob": -0.5, "top": [{"token_id": 9, "logprob": -0.25}]}
     assert (told["request_id"], told["text"], told["token_ids"], told["finish"]) == ("r", "Hi", [1], "STOP")
     assert (told["stop_token"], told["logprobs"], told["prompt_logprobs"]) == (1, [shown], [shown])
@@ -171,16 +133,6 @@ def test_one_answer_as_json_is_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(bare) == ["request_id", "text", "token_ids", "finish", "usage", "route", "timings"]
 
 
-THREE = Service(
-    response(Chunk(token_ids=[1], text="A"), Chunk(choice=2, token_ids=[3], text="C")),
-    response(
-        Chunk(choice=2, start=1, finish=inference_pb2.LENGTH),
-        Chunk(choice=1, token_ids=[2], text="B\nb", finish=inference_pb2.STOP),
-    ),
-    response(Chunk(start=1, token_ids=[4], text="a", finish=inference_pb2.STOP), usage={"completion_tokens": 4}),
-)
-
-
 def test_several_answers_are_shown_whole_each_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, THREE, "p", "--n", "3").output == (
         "--- choice 2 of 3 (LENGTH)\nC\n\n--- choice 1 of 3 (STOP)\nB\nb\n\n--- choice 0 of 3 (STOP)\nAa\n\n"
@@ -188,7 +140,8 @@ def test_several_answers_are_shown_whole_each_when_it_has_ended(monkeypatch: pyt
 
 
 def test_several_answers_as_json_are_a_line_per_chunk_and_one_about_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [json.loads(line) for line in run(monkeypatch, THREE, "p", "--n", "3", "--json").output.splitlines()]
+    ran = run(monkeypatch, THREE, "p", "--n", "3", "--json", "--request-id", "r")
+    lines = [json.loads(line) for line in ran.output.splitlines()]
     *chunks, about = lines
     assert chunks == [
         {"choice": 0, "token_ids": [1], "text": "A"},
@@ -217,7 +170,7 @@ def test_a_line_of_json_has_all_that_a_chunk_has() -> None:
         stop_token=0,
     )
     shown = {"token_id": 0, "logprob": -0.5, "top": []}
-    assert generate.chunk_as_dict(chunk) == {
+    assert chunk_as_dict(chunk) == {
         "choice": 1,
         "token_ids": [0],
         "text": "x",
@@ -228,44 +181,42 @@ def test_a_line_of_json_has_all_that_a_chunk_has() -> None:
         "prompt_logprobs": [shown],
         "stop_token": 0,
     }
-    assert {field.name for field in Chunk.DESCRIPTOR.fields} == {"start", *generate.chunk_as_dict(chunk)}
+    assert {field.name for field in Chunk.DESCRIPTOR.fields} == {"start", *chunk_as_dict(chunk)}
     (help_text,) = [" ".join(str(generate.command.help).split())]
     assert all(f"{name}" in help_text for name in ("choice", "text", "token_ids", "finish", "stop_match", "stop_token"))
 
 
-def error_of(monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode, details: str, *arguments: str) -> str:
-    """What is said when the call fails."""
-
-    class Failing(Service):
-        async def generate(self, *_: Any, **__: Any) -> Answer:
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-
-    ran = run(monkeypatch, Failing(), "p", *arguments)
-    assert (ran.exit_code, ran.stdout.strip()) == (1, "")
-    return str(ran.stderr)
-
-
-def test_a_timeout_is_told_with_what_it_was_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    for details in ("Deadline Exceeded", "the client's deadline passed"):
-        assert error_of(monkeypatch, grpc.StatusCode.DEADLINE_EXCEEDED, details, "--timeout", "0.25") == (
-            "Error: the answer was not whole within --timeout 0.25 s and was cancelled: "
-            "give it more, or ask for less with --max-tokens; `octavo queue` shows what waits\n"
-        )
-    told = error_of(monkeypatch, grpc.StatusCode.RESOURCE_EXHAUSTED, "all queues are full", "--timeout", "1")
-    assert told == "Error: RESOURCE_EXHAUSTED: all queues are full\n"
+EDGES = [
+    ("--n", 1, 32, 33),
+    ("--priority", -100, 100, 101),
+    ("--logprobs", 0, 20, 21),
+    ("--prompt-logprobs", 0, 20, 21),
+    ("--temperature", 0, 100, 100.01),
+    ("--top-p", 1e-6, 1, 1.01),
+    ("--min-p", 0, 1, 1.01),
+    ("--repetition-penalty", 0.01, 100, 100.01),
+    ("--presence-penalty", -2, 2, 2.01),
+    ("--frequency-penalty", -2, 2, 2.01),
+]
 
 
-def test_a_request_of_five_megabytes_is_refused_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "Client", service := Service(*GREETING.responses))
-    for stdin, told in (
-        (b"x" * 5_000_000, "Error: the request has 5000011 bytes, and a gateway takes 4194304 (4 MiB) at most: "),
-        (b"caf\xe9", "Error: stdin is not UTF-8: "),
-    ):
-        ran = CliRunner().invoke(generate.command, ["-"], input=stdin, prog_name="octavo generate")
-        assert ran.exit_code in (1, 2)
-        assert told in ran.stderr
-    ran = run(monkeypatch, service, "caf\udce9")
-    assert "Error: prompt, system message, model and stop strings must be UTF-8" in ran.stderr
-    assert service.requests == []
-    ran = CliRunner().invoke(generate.command, ["-"], input="caf\u00e9".encode(), prog_name="octavo generate")
-    assert (ran.exit_code, [request.text for request in service.requests]) == (0, ["caf\u00e9"])
+@pytest.mark.parametrize(("flag", "least", "most", "more"), EDGES)
+def test_the_range_of_an_option_is_the_gateways(flag: str, least: float, most: float, more: float) -> None:
+    """Whose own bounds are checked by tests of their own: what passes here passes there, and beyond neither does."""
+    (param,) = (each for each in generate.command.params if flag in each.opts)
+    for value, fits in ((least, True), (most, True), (more, False)):
+        request = build(replace(PLAIN, **{str(param.name): value}))  # type: ignore[arg-type]
+        if fits:
+            param.type.convert(str(value), param, None)
+            admission.check(request)
+            continue
+        with pytest.raises(click.BadParameter):
+            param.type.convert(str(value), param, None)
+        with pytest.raises(AdmissionError, match=param.name):
+            admission.check(request)
+
+
+def test_help_shows_real_limits_only() -> None:
+    shown = CliRunner().invoke(generate.command, ["--help"], terminal_width=200).output
+    assert "4294967295" not in shown
+    assert "[1<=x<=32]" in shown

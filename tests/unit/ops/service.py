@@ -1,0 +1,84 @@
+"""Stands where the gateway's client does, for tests of what the command sends and prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from click.testing import CliRunner
+
+from octavo.v1 import inference_pb2
+from octavo.v1.inference_pb2 import Chunk, GenerateResponse
+from ops import generate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from ops.answer import Answer
+
+
+class Service:
+    """Stands where the gateway's client does: notes the request, gives the responses that it was told."""
+
+    def __init__(self, *responses: GenerateResponse) -> None:
+        self.responses = responses
+        self.requests: list[inference_pb2.GenerateRequest] = []
+        self.target = ""
+
+    def __call__(self, target: str) -> Service:
+        self.target = target
+        return self
+
+    async def __aenter__(self) -> Service:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        timeout: float | None,
+        on_text: Callable[[str], None] | None,
+        on_response: Callable[[GenerateResponse, Answer], None] | None,
+        into: Answer,
+    ) -> Answer:
+        self.requests.append(request)
+        answer = into
+        for response in self.responses:
+            text = answer.add(response, 1.0)
+            if on_text is not None:
+                on_text(text)
+            if on_response is not None:
+                on_response(response, answer)
+        await self.then()
+        answer.end(2.0)
+        return answer
+
+    async def then(self) -> None:
+        """What happens after the responses."""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, service: Service, *arguments: str) -> Any:
+    monkeypatch.setattr(generate, "Client", service)
+    return CliRunner().invoke(generate.command, list(arguments), prog_name="octavo generate")
+
+
+def response(*chunks: Chunk, **fields: Any) -> GenerateResponse:
+    return GenerateResponse(request_id="r", chunks=chunks, **fields)
+
+
+LAST = Chunk(start=1, token_ids=[2], text=" there", finish=inference_pb2.STOP)
+GREETING = Service(response(Chunk(token_ids=[1], text="Hi")), response(LAST, usage={"completion_tokens": 2}))
+
+
+THREE = Service(
+    response(Chunk(token_ids=[1], text="A"), Chunk(choice=2, token_ids=[3], text="C")),
+    response(
+        Chunk(choice=2, start=1, finish=inference_pb2.LENGTH),
+        Chunk(choice=1, token_ids=[2], text="B\nb", finish=inference_pb2.STOP),
+    ),
+    response(Chunk(start=1, token_ids=[4], text="a", finish=inference_pb2.STOP), usage={"completion_tokens": 4}),
+)
