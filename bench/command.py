@@ -14,6 +14,7 @@ import click
 import grpc.aio
 
 from bench.machine import describe_machine
+from bench.offline_command import engine
 from bench.runner import measure, warm_up
 from bench.workload import PROMPT_KINDS, Lengths, Workload
 from kvstore.errors import KvError
@@ -179,6 +180,9 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
         emit_json(results)
         return
     print_table(EXACT_COLUMNS, [exact_cells(operation) for operation in results["operations"]])
+
+
+command.add_command(engine)
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:

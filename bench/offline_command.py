@@ -1,0 +1,91 @@
+"""`octavo bench engine` and `octavo bench peers`: options and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.offline import LOADS, BadAnswerError, Load
+from ops.console import emit_json, note
+from ops.show import print_table
+
+
+class LoadsParam(click.ParamType[tuple[Load, ...]]):
+    """Comma-separated names of workloads."""
+
+    name = ",".join(LOADS)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Load, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = [name.strip() for name in str(value).split(",")]
+        for name in names:
+            if name not in LOADS:
+                self.fail(f"{name!r} is not one of {', '.join(LOADS)}", param, ctx)
+        return tuple(load for name, load in LOADS.items() if name in names)
+
+
+def cache_folder(given: Path | None) -> Path:
+    """The cache that a worker takes: what is given, or the user's."""
+    from worker.__main__ import default_cache
+
+    return (given or default_cache()).expanduser()
+
+
+CACHE = click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="OCTAVO_CACHE",
+    show_envvar=True,
+    help="Where converted models are kept. Default: the user's cache.",
+)
+LOADS_OPTION = click.option("--workload", "loads", type=LoadsParam(), default=",".join(LOADS), show_default=True)
+SEED = click.option("--seed", type=int, default=0, show_default=True, help="The same seed measures the same prompts.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+THREADS = click.option("--threads", type=click.IntRange(min=1), help="Default: one per core.")
+
+
+@click.command("engine")
+@LOADS_OPTION
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Medians are over these.")
+@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
+@click.option("--dtype", default="auto", show_default=True, help="As of a worker.")
+@click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
+@click.option("--kv-tokens", type=click.IntRange(min=32), default=32768, show_default=True, help="As of a worker.")
+@click.option("--block-size", type=click.IntRange(1, 1024), default=16, show_default=True, help="As of a worker.")
+@click.option("--step-tokens", type=click.IntRange(16, 65536), default=512, show_default=True, help="As of a worker.")
+@click.option("--chunk-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="As of a worker.")
+@THREADS
+@CACHE
+@SEED
+@JSON
+def engine(
+    *,
+    loads: tuple[Load, ...],
+    rounds: int,
+    seed: int,
+    cache: Path | None,
+    threads: int | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Measure our engine on a real model in this process, without gateway and broker.
+
+    A: 32 prompts of 128 tokens, 64 new each. B: 32 that share 512 tokens and have 32 of their own, 32 new each, no
+    cache knowing them. D1, D8, D32: the rate of decoding so many sequences at once, after prompts of 128 tokens.
+    Greedy, and the end of text is ignored. A round that is not counted comes first.
+    """
+    from bench.engine import ENGINE_COLUMNS, EngineConfig, engine_cells, run_engine
+    from worker.model.errors import ModelError
+
+    config = EngineConfig(cache_dir=cache_folder(cache), threads=threads or 0, **values)
+    try:
+        results = run_engine(config, loads, rounds, seed, note)
+    except (ModelError, BadAnswerError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        emit_json(results)
+        return
+    print_table(ENGINE_COLUMNS, [engine_cells(workload) for workload in results["workloads"]])
