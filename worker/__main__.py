@@ -23,6 +23,7 @@ from kvstore.keys import DEFAULT_NAMESPACE
 from worker.config import MAX_ID_LENGTH, WorkerConfig
 from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
+from worker.options import SHARED, check_sizes
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -67,36 +68,20 @@ def option(name: str, **kwargs: object) -> click.Option:
     )
 
 
+def shared(*names: str) -> list[click.Option]:
+    """Those that `octavo up` has too."""
+    return [option(name, **SHARED[name]) for name in names]
+
+
 OPTIONS = [
-    option("--model", default="smollm2-135m", help="Directory of safetensors, GGUF file, or smollm2-135m."),
+    *shared("--model"),
     option("--model-name", default="", help="Name that clients ask for. Default: the model's own."),
     option("--id", default="", help="Name of this worker, unique in its fleet. Default: host and process."),
     option("--redis", default="redis://127.0.0.1:6379/0", help="URL of the broker."),
     option("--namespace", default=DEFAULT_NAMESPACE, help="Fleet's name within one Redis."),
-    option("--dtype", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", help="Weights and K/V."),
-    option(
-        "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA where there is one."
-    ),
+    *shared("--dtype", "--device", "--kernels"),
     option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
-    option("--kv-tokens", type=click.IntRange(min=32), default=32768, help="Size of the pool, in tokens."),
-    option(
-        "--cache-tokens", type=click.IntRange(min=0), default=None, help="Unused tokens that stay cached. Default: all."
-    ),
-    option("--block-size", type=click.IntRange(1, 1024), default=16, help="Tokens per block, a power of two."),
-    option("--max-running", type=click.IntRange(1, 4096), default=32, help="Sequences in one step, at most."),
-    option("--step-tokens", type=click.IntRange(16, 65536), default=512, help="Tokens in one step, at most."),
-    option(
-        "--chunk-tokens",
-        type=click.IntRange(min=1),
-        default=256,
-        help="Tokens of prompts in one step beside running streams, at most.",
-    ),
-    option(
-        "--kernels",
-        type=click.Choice(["auto", "none", "amx", "avx512_bf16", "avx512", "avx2", "portable"]),
-        default="auto",
-        help="Build of the native kernels. auto: the best that this processor runs.",
-    ),
+    *shared("--kv-tokens", "--cache-tokens", "--block-size", "--max-running", "--step-tokens", "--chunk-tokens"),
     option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
@@ -130,13 +115,8 @@ def config_of(flags: dict[str, object]) -> WorkerConfig:
         raise click.BadParameter(f"{worker_id!r} is not 1 to {MAX_ID_LENGTH} of [A-Za-z0-9._:-]", param_hint="--id")
     broker = BrokerConfig(url=str(given.pop("redis")), namespace=str(given.pop("namespace")))
     cache_dir = given.pop("cache") or default_cache()
-    if (size := int(str(given["block_size"]))) & (size - 1):
-        raise click.BadParameter(f"{size} is not a power of two", param_hint="--block-size")
     config = WorkerConfig(id=worker_id, broker=broker, cache_dir=Path(str(cache_dir)).expanduser(), **given)  # type: ignore[arg-type]
-    if config.num_blocks < 2:
-        raise click.BadParameter(
-            f"{config.kv_tokens} tokens are less than two blocks of {config.block_size}", param_hint="--kv-tokens"
-        )
+    check_sizes(config.kv_tokens, config.block_size)
     return config
 
 
@@ -161,13 +141,14 @@ async def serve(config: WorkerConfig) -> None:
     broker: Broker | None = None
     try:
         broker = await connect(config.broker)
+        registry = Registry(broker)
+        await registry.require_free(config.id)  # again at registration: loading takes a while
         worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), address, logger.info)
         # What is loaded now stays: without this every full collection walks it, in the middle of a step and at exit.
         gc.collect()
         gc.freeze()
         if stop.is_set():
             return
-        registry = Registry(broker)
         await registry.publish_model(worker.card)
         await registry.register(worker.info)
         loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(prometheus))

@@ -82,14 +82,16 @@ static inline float weigh_scores(float* scores, int tiles, int from, int to, con
   maximum = std::max(before, highest(most));
   const V shift = splat(maximum);
   V sums = splat(0.0f);
-  for (int tile = 0; tile < CHUNK_TILES; tile++) {
-    const V weight = tile < tiles ? exp_of(sub(v[tile], shift)) : splat(0.0f);
-    if (tile < tiles) sums = add(sums, weight);
+  for (int tile = 0; tile < tiles; tile++) {
+    const V weight = exp_of(sub(v[tile], shift));
+    sums = add(sums, weight);
     Kind::store16(likelihoods + tile * LANES, weight);
   }
-  alignas(64) float fall[LANES] = {};
-  store(fall, exp_of(splat(before - maximum)));
-  const float keep = before == NOTHING ? 0.0f : fall[0];
+  if (before == maximum) {
+    total += sum(sums);
+    return 1.0f;
+  }
+  const float keep = before == NOTHING ? 0.0f : lane0(exp_of(splat(before - maximum)));
   total = total * keep + sum(sums);
   return keep;
 }

@@ -32,9 +32,12 @@ struct Bf16 {
   static constexpr int PACK = 2;
   static float widened(Number value) { return from_bf16(value); }
   static Number narrowed(float value) { return to_bf16(value); }
-  static void store16(Number* to, V v) { store_bf16(to, v); }
 
 #if defined(__AVX512BF16__)
+  static void store16(Number* to, V v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(v));
+  }
+
   struct Sixteen {
     __m512i pairs;
   };
@@ -45,6 +48,8 @@ struct Bf16 {
     return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights.pairs);
   }
 #else
+  static void store16(Number* to, V v) { store_bf16(to, v); }
+
   struct Sixteen {
     V first, second;
   };

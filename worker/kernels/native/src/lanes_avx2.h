@@ -45,6 +45,8 @@ static inline bool any_nan(V v) {
   return _mm256_movemask_ps(nan) != 0;
 }
 
+static inline float lane0(V v) { return _mm256_cvtss_f32(v.a); }
+
 static inline float sum(V v) {
   __m256 eight = _mm256_add_ps(v.a, v.b);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -27,6 +27,8 @@ static inline bool any_nan(V v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) 
 static inline __m256 halves_added(V v) {
   return _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
 }
+static inline float lane0(V v) { return _mm512_cvtss_f32(v); }
+
 static inline float sum(V v) {
   __m256 eight = halves_added(v);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -33,6 +33,8 @@ static inline bool any_nan(V v) {
   return found != 0;
 }
 
+static inline float lane0(V v) { return v[0]; }
+
 static inline float sum(V v) {
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; i++) v[i] = v[i] + v[i + width];

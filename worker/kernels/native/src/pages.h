@@ -40,10 +40,14 @@ struct Pages {
     Number* keys = keys_of(table[position / block_size], kv_head) + slot / LANES * LANES * head;
     Number* values = keys + block_size * head;
     if (lane == 0) std::memset(values, 0, sizeof(Number) * LANES * head);
-    for (int64_t d = 0; d < head; d++) {
-      keys[d / PACK * LANES * PACK + lane * PACK + d % PACK] = Kind::narrowed(key[d]);
-      Number* place = values + d / LANES * LANES * LANES + lane / PACK * LANES * PACK + d % LANES * PACK;
-      place[lane % PACK] = Kind::narrowed(value[d]);
+    alignas(64) Number some[2][LANES];
+    for (int64_t d = 0; d < head; d += LANES) {
+      Kind::store16(some[0], load(key + d));
+      Kind::store16(some[1], load(value + d));
+      for (int64_t pack = 0; pack < LANES / PACK; pack++)
+        std::memcpy(keys + (d / PACK + pack) * LANES * PACK + lane * PACK, some[0] + pack * PACK, sizeof(Number) * PACK);
+      Number* place = values + d * LANES + lane / PACK * LANES * PACK + lane % PACK;
+      for (int64_t number = 0; number < LANES; number++) place[number * PACK] = some[1][number];
     }
   }
 };

@@ -3,6 +3,7 @@
 #include "kinds.h"
 
 constexpr int TILE_ROWS = 16;
+constexpr int64_t AHEAD = 2048;  // numbers by which weights are fetched from memory before they are needed
 
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -17,7 +18,7 @@ static void use_product_tiles() {
 }
 
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
-template <bool both>
+template <bool both, bool fetch>
 static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums) {
   const int64_t bytes = stride * 2;
   _tile_zero(0);
@@ -27,6 +28,8 @@ static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weig
     _tile_zero(3);
   }
   for (int64_t input = 0; input < inputs; input += 32, weights += 32 * 32) {
+    if (fetch)
+      for (int64_t line = 0; line < 32 * 32; line += 32) __builtin_prefetch(weights + AHEAD + line, 0, 2);
     _tile_loadd(6, weights, 128);
     _tile_loadd(4, rows + input, bytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -54,9 +57,11 @@ static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* 
   for (int64_t row = first; row < past; row += 2 * TILE_ROWS) {
     const uint16_t* here = rows + row * stride;
     if (past - row > TILE_ROWS)
-      sum_tiles<true>(here, stride, weights, inputs, sums);
+      row == first ? sum_tiles<true, true>(here, stride, weights, inputs, sums)
+                   : sum_tiles<true, false>(here, stride, weights, inputs, sums);
     else
-      sum_tiles<false>(here, stride, weights, inputs, sums);
+      row == first ? sum_tiles<false, true>(here, stride, weights, inputs, sums)
+                   : sum_tiles<false, false>(here, stride, weights, inputs, sums);
     for (int64_t done = 0; done < 2 * TILE_ROWS && row + done < past; done++)
       use(row + done, load(sums + done * 32), load(sums + done * 32 + LANES));
   }

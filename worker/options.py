@@ -1,0 +1,56 @@
+"""The options of a worker that are also those of a whole fleet: declared here, for `octavo worker` and `octavo up`.
+
+Loads little, so that a supervisor can have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from worker.kernels.native.library import LEVELS
+
+SHARED: Final[dict[str, dict[str, Any]]] = {
+    "--model": {"default": "smollm2-135m", "help": "Directory of safetensors, GGUF file, or smollm2-135m."},
+    "--dtype": {
+        "type": click.Choice(["auto", "bfloat16", "float32"]),
+        "default": "auto",
+        "help": "Weights and K/V.",
+    },
+    "--device": {
+        "type": click.Choice(["auto", "cpu", "cuda"]),
+        "default": "auto",
+        "help": "auto: CUDA where there is one.",
+    },
+    "--kernels": {
+        "type": click.Choice(["auto", "none", *LEVELS]),
+        "default": "auto",
+        "help": "Build of the native kernels. auto: the best that this processor runs.",
+    },
+    "--kv-tokens": {"type": click.IntRange(min=32), "default": 32768, "help": "Size of a worker's pool, in tokens."},
+    "--cache-tokens": {
+        "type": click.IntRange(min=0),
+        "default": None,
+        "help": "Unused tokens that stay cached. Default: all.",
+    },
+    "--block-size": {"type": click.IntRange(1, 1024), "default": 16, "help": "Tokens per block, a power of two."},
+    "--max-running": {"type": click.IntRange(1, 4096), "default": 32, "help": "Sequences in one step, at most."},
+    "--step-tokens": {"type": click.IntRange(16, 65536), "default": 512, "help": "Tokens in one step, at most."},
+    "--chunk-tokens": {
+        "type": click.IntRange(min=1),
+        "default": 256,
+        "help": "Tokens of prompts in one step beside running streams, at most.",
+    },
+}
+"""By name: what click's Option takes."""
+
+
+def check_sizes(kv_tokens: int | None, block_size: int | None) -> None:
+    """Sizes that fit each other; None is the default. Raises click.BadParameter."""
+    pool = SHARED["--kv-tokens"]["default"] if kv_tokens is None else kv_tokens
+    block = SHARED["--block-size"]["default"] if block_size is None else block_size
+    if block & (block - 1):
+        raise click.BadParameter(f"{block} is not a power of two", param_hint="--block-size")
+    if pool < 2 * block:
+        raise click.BadParameter(f"{pool} tokens are less than two blocks of {block}", param_hint="--kv-tokens")
