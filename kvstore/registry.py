@@ -16,7 +16,7 @@ from kvstore.errors import BrokerError, MalformedValue, WorkerIdTaken
 from kvstore.model_card import ModelCard, card_of, digest, fields_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from kvstore.client import Broker
 
@@ -106,18 +106,11 @@ class Registry:
         Waits for a lease that is about to lapse, as after a crash and a quick restart. Raises WorkerIdTaken as soon
         as its holder is seen to renew it, and after one TTL in any case.
         """
-        give_up = time.monotonic() + self._lease_ttl_ms / 1000 + 2 * _LEASE_POLL_S
-        left_before = self._lease_ttl_ms
-        while True:
-            taken = await self._lease(info)
-            if taken is None:
-                return
-            holder, left_ms = taken
-            # A lease's time left only grows when it is renewed.
-            if left_ms > left_before or time.monotonic() > give_up:
-                raise WorkerIdTaken(info.id, holder)
-            left_before = left_ms
-            await asyncio.sleep(min(_LEASE_POLL_S, left_ms / 1000 + 0.001))
+        await self._until_free(info.id, lambda: self._lease(info))
+
+    async def require_free(self, worker: str) -> None:
+        """Waits and raises as ``register`` does, but takes nothing: for a look before what takes long."""
+        await self._until_free(worker, lambda: self._holder(worker))
 
     async def renew(self, info: WorkerInfo) -> bool:
         """Heartbeat: extends the lease and writes what ``info`` says. To be repeated every HEARTBEAT_S.
@@ -202,6 +195,25 @@ class Registry:
             self._broker.malformed += 1
             logger.warning("model card of %s ignored: %s", fingerprint, error)
             return None
+
+    async def _until_free(self, worker: str, look: Callable[[], Awaitable[tuple[str, int] | None]]) -> None:
+        """``look``: None when the lease is free or ours; otherwise its holder and the time left in ms."""
+        give_up = time.monotonic() + self._lease_ttl_ms / 1000 + 2 * _LEASE_POLL_S
+        left_before = self._lease_ttl_ms
+        while (taken := await look()) is not None:
+            holder, left_ms = taken
+            # A lease's time left only grows when it is renewed.
+            if left_ms > left_before or time.monotonic() > give_up:
+                raise WorkerIdTaken(worker, holder)
+            left_before = left_ms
+            await asyncio.sleep(min(_LEASE_POLL_S, left_ms / 1000 + 0.001))
+
+    async def _holder(self, worker: str) -> tuple[str, int] | None:
+        key = self._broker.keys.worker(worker)
+        holder, left_ms = await self._broker.pipeline([("HGET", key, "incarnation"), ("PTTL", key)])
+        if isinstance(holder, BrokerError):
+            raise holder
+        return None if holder is None else (holder.decode(errors="replace"), int(left_ms))
 
     async def _lease(self, info: WorkerInfo) -> tuple[str, int] | None:
         """None when the lease is ours; otherwise its holder and the time left in ms."""

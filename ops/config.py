@@ -33,6 +33,7 @@ class FleetConfig:
     model: str = "smollm2-135m"
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
     kv_tokens: int | None = None
     cache_tokens: int | None = None
     block_size: int | None = None
@@ -83,6 +84,7 @@ class FleetConfig:
             *("--model", self.model),
             *("--dtype", self.dtype),
             *("--device", self.device),
+            *("--kernels", self.kernels),
             *("--threads", str(self.threads_per_worker(cores))),
             *("--metrics-port", str(_nth(self.metrics_port, self.gateways + index))),
             *("--grace", f"{self.grace:g}"),
@@ -104,12 +106,22 @@ def _nth(base: int, index: int) -> int:
 def option(name: str, **settings: Any) -> Callable[[F], F]:
     """An option that OCTAVO_<NAME> sets too."""
     variable = "OCTAVO_" + name.lstrip("-").replace("-", "_").upper()
-    return click.option(name, envvar=variable, show_envvar=True, show_default=bool(settings.get("default")), **settings)
+    settings.setdefault("show_default", bool(settings.get("default")))
+    return click.option(name, envvar=variable, show_envvar=True, **settings)
 
 
 def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
     """The options that describe a fleet, with a command's own defaults; `fleet_config` reads them."""
+    from worker.options import SHARED
+
     positive, port = click.IntRange(min=1), click.IntRange(0, 65535)
+    names = {field.name: field.default for field in fields(FleetConfig)}
+    of_workers = []
+    for name, settings in SHARED.items():
+        # Where a fleet's settings leave the choice to the workers, --help tells what they choose.
+        own = names[name.lstrip("-").replace("-", "_")]
+        shown = str(settings["default"]) if settings["default"] is not None else False
+        of_workers.append(option(name, **{**settings, "default": own, "show_default": True if own else shown}))
     options = [
         option("--workers", type=positive, default=workers, help="Workers to start."),
         option("--gateways", type=positive, default=1, help="Gateways to start."),
@@ -117,17 +129,7 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
         option("--metrics-port", type=port, default=0, help="Of the first process; others follow. 0: any free ones."),
         option("--redis", default="", help="URL of a Redis 7 or Valkey 8 server. Default: an embedded one."),
         option("--namespace", default="default", help="The fleet's name within one Redis."),
-        option("--model", default="smollm2-135m", help="Folder of safetensors, GGUF file, or smollm2-135m."),
-        option("--dtype", type=click.Choice(["auto", "bfloat16", "float32"]), default="auto", help="Weights and K/V."),
-        option(
-            "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA if there is one."
-        ),
-        option("--kv-tokens", type=positive, default=None, help="Size of each worker's pool, in tokens."),
-        option("--cache-tokens", type=click.IntRange(min=0), default=None, help="Unused tokens that stay cached."),
-        option("--block-size", type=positive, default=None, help="Tokens per block."),
-        option("--max-running", type=positive, default=None, help="Sequences in one step, at most."),
-        option("--step-tokens", type=positive, default=None, help="Tokens in one step, at most."),
-        option("--chunk-tokens", type=positive, default=None, help="Of prompts in one step beside running streams."),
+        *of_workers,
         option("--threads", type=positive, default=None, help="Of each worker. Default: the cores, shared out."),
         option(
             "--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that streams get to end at a stop."
@@ -143,6 +145,14 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
 
 
 def fleet_config(values: dict[str, Any]) -> FleetConfig:
-    """Takes its settings out of a command's values; what is left in `values` is the command's own."""
+    """Takes its settings out of a command's values; what is left in `values` is the command's own.
+
+    Raises:
+        click.BadParameter: sizes that don't fit each other.
+    """
+    from worker.options import check_sizes
+
     names = [field.name for field in fields(FleetConfig) if field.name in values]
-    return FleetConfig(**{name: values.pop(name) for name in names})
+    config = FleetConfig(**{name: values.pop(name) for name in names})
+    check_sizes(config.kv_tokens, config.block_size)
+    return config

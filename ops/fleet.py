@@ -20,6 +20,7 @@ import psutil
 
 from kvstore.embedded import EmbeddedBroker
 from kvstore.translation import shown_url
+from ops import precheck
 from ops.child import Child, ChildFailed, LineSink, describe_exit
 from ops.client import Client, describe
 from ops.config import usable_cores
@@ -134,15 +135,19 @@ class Fleet:
             "workers": [member.facts for member in self.workers],
         }
 
-    async def start(self) -> None:
-        """Starts everything at once and returns when the gateways serve the model with every worker.
+    async def start(self, begins: Callable[[], object] = lambda: None) -> None:
+        """Starts everything at once and returns when the gateways serve the model with every worker. `begins` is called
+        when nothing speaks against it, before the first process.
 
         The workers prepare the model behind a lock of their own: the first converts it, the others wait and load.
 
         Raises:
+            click.ClickException: it can't be as it was asked for; nothing was started.
             ChildFailed: a process ended or took too long; nothing is left running.
             KvError: the broker did not start.
         """
+        await precheck.check(self.config)
+        begins()
         try:
             await self._start_broker()
             await self._start_members()

@@ -40,8 +40,8 @@ async def run(config: FleetConfig) -> int:
     """Starts the fleet and stays until it is told to end. Returns the exit status."""
     interrupts = Interrupts().install()
     fleet = Fleet(config, pass_on, note)
-    note(f"starting {config.workers} worker(s) and {config.gateways} gateway(s)")
-    starting = asyncio.create_task(fleet.start())
+    what = f"{config.workers} worker(s) and {config.gateways} gateway(s)"
+    starting = asyncio.create_task(fleet.start(lambda: note(f"starting {what}")))
     await first_of(asyncio.wait([starting]), interrupts.first.wait())
     if not starting.done():
         note("stopping before everything was ready")

@@ -90,11 +90,11 @@ def test_a_fleet_whose_broker_dies_ends_and_says_why(up: Up) -> None:
     assert gone(pids, within=1)
 
 
-def test_a_model_that_is_not_there_is_told_with_the_workers_words() -> None:
+def test_a_model_that_is_not_there_is_told_before_anything_starts() -> None:
     refused = octavo("up", "--grpc-port", "0", "--model", "/no/such/model", check=False)
     assert refused.returncode == 1
-    assert "Error: w0 exited with status 1 before it was ready; see what [w0] said above" in refused.stderr
-    assert refused.stderr.count("/no/such/model") == 1
+    assert refused.stderr.startswith("Error: no model '/no/such/model': give ")
+    assert refused.stderr.count("\n") == 1  # nothing was started
 
 
 def test_a_port_that_is_taken_is_told() -> None:
@@ -104,9 +104,10 @@ def test_a_port_that_is_taken_is_told() -> None:
         port = str(taken.getsockname()[1])
         refused = octavo("up", "--grpc-port", port, check=False)
     assert refused.returncode == 1
-    assert "Error: g0 exited with status 1" in refused.stderr
-    assert refused.stderr.count(f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port") == 1
-    assert "Failed to bind" not in refused.stderr  # the library's own words
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith(
+        f"Error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another"
+    )
 
 
 def test_a_broker_that_is_not_there_is_told_without_its_password() -> None:

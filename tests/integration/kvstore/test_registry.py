@@ -242,3 +242,23 @@ async def test_hostile_cards_are_ignored(stage: Stage, broker: Broker, field: st
     await broker.call("HSET", broker.keys.model("fp"), field, value)
     assert await stage.registry.model("fp") is None
     assert broker.malformed == 1
+
+
+async def test_a_look_whether_a_name_is_free_takes_nothing(stage: Stage) -> None:
+    await stage.registry.require_free("w0")
+    assert await stage.registry.workers() == []
+    await stage.registry.register(INFO)
+    # It may lapse, as after a crash and a quick restart: then the name is free.
+    await stage.registry.require_free("w0")
+    await stage.registry.register(INFO)
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(SHORT_TTL_MS / 4000)
+            await stage.registry.renew(INFO)
+
+    renewing = asyncio.create_task(renew())
+    with pytest.raises(WorkerIdTaken) as taken:
+        await stage.registry.require_free("w0")
+    renewing.cancel()
+    assert taken.value.holder == INFO.incarnation

@@ -1,4 +1,4 @@
-"""A worker whose model is not whole does not start: K04."""
+"""Workers that do not start: one whose model is not whole (K04), one whose name is taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from click.testing import CliRunner
 
 from kvstore.client import BrokerConfig, connect
-from kvstore.registry import Registry, WorkerInfo
+from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from tests.unit.worker.model import tiny_gguf
 from worker.__main__ import command
 
@@ -44,3 +44,27 @@ def test_a_worker_says_what_its_model_lacks_and_never_registers(
     assert '{"' not in result.stdout
     assert asyncio.run(registered(broker_url, namespace)) == []
     assert [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()] == []
+
+
+async def hold(url: str, namespace: str, worker: str) -> str:
+    """Takes the name for a minute; the holder."""
+    broker = await connect(BrokerConfig(url, namespace))
+    try:
+        info = WorkerInfo(id=worker, incarnation=new_incarnation(), model="m", fingerprint="f")
+        await Registry(broker, lease_ttl_ms=60_000).register(info)
+    finally:
+        await broker.close()
+    return info.incarnation
+
+
+def test_a_name_that_is_taken_is_told_before_the_model_is_read(broker_url: str, namespace: str, tmp_path: Path) -> None:
+    """Which would be told as well: it can't be loaded."""
+    tiny_gguf.write(tmp_path / "tiny.gguf", change=rename)
+    holder = asyncio.run(hold(broker_url, namespace, "w9"))
+    words = ["--model", str(tmp_path / "tiny.gguf"), "--cache", str(tmp_path / "cache"), "--id", "w9"]
+    result = CliRunner().invoke(command, [*words, "--redis", broker_url, "--namespace", namespace, "--device", "cpu"])
+    assert (result.exit_code, result.output) == (
+        1,
+        f"Error: worker id 'w9' is held by a live process (incarnation {holder})\n",
+    )
+    assert not (tmp_path / "cache").exists()

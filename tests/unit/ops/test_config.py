@@ -21,6 +21,7 @@ def test_a_worker_is_told_what_was_asked_for_and_no_more() -> None:
     assert config.worker_arguments(1, cores=8) == [
         "worker",
         *("--id", "w1", "--namespace", "default", "--model", "m", "--dtype", "auto", "--device", "auto"),
+        *("--kernels", "auto"),
         *("--threads", "4", "--metrics-port", "0", "--grace", "30", "--kv-tokens", "4096", "--block-size", "8"),
     ]
 

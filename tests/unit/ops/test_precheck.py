@@ -1,0 +1,95 @@
+"""What `octavo up` refuses before anything is started."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ops import precheck
+from ops.config import FleetConfig
+from ops.up import command
+from worker.__main__ import command as worker_command
+from worker.kernels.native.library import LEVELS, NativeUnavailableError
+from worker.options import SHARED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def refused(*arguments: str) -> str:
+    """Why. Nothing may have been started by then: nobody said so."""
+    ran = CliRunner().invoke(command, ["--grpc-port", "0", *arguments], prog_name="octavo up")
+    assert ran.exit_code in (1, 2), ran.output
+    assert "starting" not in ran.output
+    return ran.output.splitlines()[-1].removeprefix("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ("--kv-tokens", "5"),
+            "Invalid value for '--kv-tokens' (env var: 'OCTAVO_KV_TOKENS'): 5 is not in the range x>=32.",
+        ),
+        (("--block-size", "17"), "Invalid value for --block-size: 17 is not a power of two"),
+        (
+            ("--kv-tokens", "63", "--block-size", "32"),
+            "Invalid value for --kv-tokens: 63 tokens are less than two blocks of 32",
+        ),
+        (
+            ("--redis", "nonsense:secret"),
+            "not a URL of a broker: redis://, rediss:// or unix://, host, port and database",
+        ),
+        (("--metrics-port", "65535"), "Invalid value for --metrics-port: 2 ports from 65535 on end beyond 65535"),
+        (("--model", "nosuch"), "no model 'nosuch': give a directory of safetensors, a GGUF file, or smollm2-135m"),
+    ],
+)
+def test_what_can_be_seen_at_first_sight(arguments: tuple[str, ...], reason: str) -> None:
+    assert refused(*arguments) == reason
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert refused("--model", str(tmp_path)) == f"{tmp_path} has no config.json"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_a_device_that_is_not_there() -> None:
+    assert refused("--device", "cuda") == "device cuda: PyTorch finds none here"
+
+
+def test_a_port_that_is_taken_of_any_process() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for option in ("--grpc-port", "--metrics-port"):
+            assert refused(option, str(port)) == (
+                f"cannot listen on 127.0.0.1:{port}: Address already in use; "
+                f"choose another port with {option}, or any free one with {option} 0"
+            )
+        with pytest.raises(click.ClickException, match="cannot listen on"):  # as the second one's
+            precheck.check_ports(FleetConfig(gateways=2, grpc_port=port - 1))
+
+
+def test_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(level: str, threads: int) -> None:
+        raise NativeUnavailableError(f"this processor can't run the kernels for {level}, on {threads} threads")
+
+    monkeypatch.setattr("worker.kernels.native.library.Native", none)
+    precheck.check_kernels("auto")
+    precheck.check_kernels("none")
+    for level in LEVELS:
+        with pytest.raises(click.BadParameter, match=f"kernels for {level}"):
+            precheck.check_kernels(level)
+
+
+def test_options_are_those_of_a_worker() -> None:
+    ours, theirs = ({each.opts[0]: each for each in one.params} for one in (command, worker_command))
+    for name, settings in SHARED.items():
+        assert isinstance(ours[name], click.Option)
+        assert (ours[name].type, ours[name].help) == (theirs[name].type, settings["help"])
