@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
+from kvstore.client import BrokerConfig, connect
 from kvstore.jobs import Jobs
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
+from tests.integration.kvstore.proxy import Proxy
+from tests.support.waiting import until
 from worker.intake import Intake
 from worker.journal import Journal
 
 if TYPE_CHECKING:
+    import pytest
+
     from kvstore.client import Broker
 
 
@@ -58,3 +64,46 @@ async def test_a_refused_write_of_an_old_attempt_costs_no_later_one(broker: Brok
         reading.cancel()
         await asyncio.wait([reading])
         await intake.close()
+
+
+async def test_an_outage_of_the_broker_is_two_lines_in_the_log(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often reading is tried meanwhile."""
+    monkeypatch.setattr("worker.intake.RETRY_S", 0.001)
+    info = WorkerInfo(
+        id="w0", incarnation=new_incarnation(), model="m", fingerprint="f", block_size=16, context_length=512
+    )
+    async with Proxy(broker.config.url) as proxy:
+        cut_off = await connect(BrokerConfig(proxy.url, broker.config.namespace))
+        await Registry(cut_off).register(info)
+        intake = Intake(cut_off, "w0", info.incarnation, Journal("w0"), max_running=8)
+        await intake.open()
+        reading = asyncio.create_task(intake.read())
+        upstream, proxy.upstream = proxy.upstream, "redis://127.0.0.1:1"
+
+        def told() -> list[str]:
+            return [record.getMessage() for record in caplog.records if record.name == "worker.intake"]
+
+        async def tried_often() -> bool:
+            return proxy.accepted - before >= 20
+
+        async def again() -> bool:
+            return len(told()) > 1
+
+        try:
+            with caplog.at_level(logging.INFO):
+                before = proxy.accepted
+                proxy.cut()
+                await until(tried_often, within_s=20)
+                (line,) = told()
+                assert line.startswith("reading jobs fails, trying again: ")
+                proxy.upstream = upstream
+                await until(again, within_s=20)
+                assert len(told()) == 2
+                assert told()[1].startswith("reading jobs works again, after ")
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+            await intake.close()
+            await cut_off.close()
