@@ -131,7 +131,7 @@ def _info(
         fingerprint=card.fingerprint,
         tokenizer=card.tokenizer,
         device=files.device.type,
-        dtype=str(files.dtype).removeprefix("torch."),
+        dtype=files.dtype_name,
         block_size=config.block_size,
         context_length=scheduler.context_length,
         vocab_size=card.vocab_size,

@@ -14,7 +14,7 @@ from worker.kernels.native.library import LEVELS
 SHARED: Final[dict[str, dict[str, Any]]] = {
     "--model": {"default": "smollm2-135m", "help": "Directory of safetensors, GGUF file, or smollm2-135m."},
     "--dtype": {
-        "type": click.Choice(["auto", "bfloat16", "float32"]),
+        "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
         "default": "auto",
         "help": "Weights and K/V.",
     },

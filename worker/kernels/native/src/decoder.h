@@ -150,6 +150,11 @@ class Run {
     queries_ = query_memory_.at_least(rows * heads_stride_);
     attended_ = attended_memory_.at_least(rows * heads_stride_);
     inner_ = inner_memory_.at_least(rows * inner_stride_);
+    const int64_t widest = padded(std::max({model.hidden, heads_stride_, model.intermediate}), INT8_STEP);
+    high_ = high_memory_.at_least(rows * widest);
+    low_ = low_memory_.at_least(rows * widest);
+    scales_ = scale_memory_.at_least(rows);
+    if (!high_ || !low_ || !scales_) return false;
     if (!x_ || !more_ || !normed_ || !qkv_ || !queries_ || !attended_ || !inner_) return false;
     cut(step, model);
     embed(team, step, model);
@@ -211,7 +216,7 @@ class Run {
   void add_product(Team& team, int64_t rows, const Decoder& model, const Number* from, int64_t stride,
                    const Weight& weight, const float* norm_weight) {
     float* to = norm_weight ? more_ : x_;
-    product<Kind>(team, from, stride, rows, weight, [&](int64_t unit, int64_t row, V low, V high) {
+    times(team, from, stride, rows, weight, [&](int64_t unit, int64_t row, V low, V high) {
       const int64_t output = unit * UNIT, left = model.hidden - output;
       float* here = to + row * model.hidden + output;
       low = biased(weight, output, low);
@@ -232,9 +237,27 @@ class Run {
     });
   }
 
+  // A product, in whole numbers where the weights are.
+  template <class Use>
+  void times(Team& team, const Number* rows, int64_t stride, int64_t count, const Weight& weight, const Use& use) {
+    if (!weight.scales) return product<Kind>(team, rows, stride, count, weight, use);
+    const HalvedRows halved{high_, low_, scales_, weight.inputs};
+    each(team, (count + 7) / 8, [&](int64_t piece) {
+      static thread_local std::vector<float> row_numbers;
+      row_numbers.resize(stride);
+      for (int64_t row = piece * 8; row < std::min(count, piece * 8 + 8); row++) {
+        for (int64_t at = 0; at < stride; at++) row_numbers[at] = Kind::widened(rows[row * stride + at]);
+        halve_row(row_numbers.data(), std::min(stride, weight.inputs), halved, row);
+        for (int64_t at = stride; at < weight.inputs; at++)
+          halved.high[row * weight.inputs + at] = halved.low[row * weight.inputs + at] = 0;
+      }
+    });
+    whole_product(team, halved, count, weight, use);
+  }
+
   void run(Team& team, const Step& step, const Decoder& model, const Layer& layer) {
     norm(team, step.rows, model, layer.input_norm);
-    product<Kind>(team, normed_, normed_stride_, step.rows, layer.qkv, [&](int64_t unit, int64_t row, V low, V high) {
+    times(team, normed_, normed_stride_, step.rows, layer.qkv, [&](int64_t unit, int64_t row, V low, V high) {
       const int64_t output = unit * UNIT, left = qkv_stride_ - output;
       put(qkv_ + row * qkv_stride_ + output, biased(layer.qkv, output, low), left);
       put(qkv_ + row * qkv_stride_ + output + LANES, biased(layer.qkv, output + LANES, high), left - LANES);
@@ -310,7 +333,7 @@ class Run {
 
   void multiply_gated(Team& team, int64_t rows, const Decoder& model, const Weight& weight) {
     const V one = splat(1.0f), half = splat(0.5f), root = splat(0.7978845608028654f), cubic = splat(0.044715f);
-    product<Kind>(team, normed_, normed_stride_, rows, weight, [&](int64_t unit, int64_t row, V gate, V up) {
+    times(team, normed_, normed_stride_, rows, weight, [&](int64_t unit, int64_t row, V gate, V up) {
       gate = biased(weight, unit * UNIT, gate);
       up = biased(weight, unit * UNIT + LANES, up);
       V active;
@@ -329,7 +352,7 @@ class Run {
     for (int64_t index = 0; index < step.wanted; index++)  // rising, so none is overwritten before it is moved
       std::memmove(x_ + index * model.hidden, x_ + step.wanted_rows[index] * model.hidden, sizeof(float) * model.hidden);
     norm(team, step.wanted, model, model.final_norm);
-    product<Kind>(team, normed_, normed_stride_, step.wanted, model.head, [&](int64_t unit, int64_t row, V low, V high) {
+    times(team, normed_, normed_stride_, step.wanted, model.head, [&](int64_t unit, int64_t row, V low, V high) {
       const int64_t output = unit * UNIT, left = model.head.outputs - output;
       float* to = step.logits + row * step.logits_stride + output;
       put(to, capped(model, biased(model.head, output, low)), left);
@@ -342,9 +365,11 @@ class Run {
     return mul(tanh_of(div(v, splat(model.logit_softcap))), splat(model.logit_softcap));
   }
 
-  Buffer<float> x_memory_, more_memory_, qkv_memory_;
+  Buffer<float> x_memory_, more_memory_, qkv_memory_, scale_memory_;
+  Buffer<int8_t> high_memory_, low_memory_;
   Buffer<Number> normed_memory_, query_memory_, attended_memory_, inner_memory_;
-  float *x_, *more_, *qkv_;
+  float *x_, *more_, *qkv_, *scales_;
+  int8_t *high_, *low_;
   Number *normed_, *queries_, *attended_, *inner_;
   int64_t head_, qkv_stride_, normed_stride_, query_stride_, heads_stride_, inner_stride_;
   std::vector<Part> writes_, reads_;

@@ -90,3 +90,26 @@ static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
   first = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   second = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
 }
+
+// Sixteen whole numbers.
+struct I {
+  __m256i a, b;
+};
+
+static inline I load_whole(const void* from) {
+  const __m256i* eights = static_cast<const __m256i*>(from);
+  return {_mm256_loadu_si256(eights), _mm256_loadu_si256(eights + 1)};
+}
+static inline V as_floats(I whole) { return {_mm256_cvtepi32_ps(whole.a), _mm256_cvtepi32_ps(whole.b)}; }
+
+constexpr bool SHIFTED_INPUTS = false;
+static inline __m256i four_more_of_eight(__m256i sums, __m256i four, __m256i weights) {
+  const __m256i even = _mm256_madd_epi16(_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srai_epi16(four, 8), _mm256_srai_epi16(weights, 8));
+  return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+}
+static inline I four_more(I sums, int32_t inputs, I weights) {
+  const __m256i four = _mm256_set1_epi32(inputs);
+  return {four_more_of_eight(sums.a, four, weights.a), four_more_of_eight(sums.b, four, weights.b)};
+}

@@ -57,3 +57,26 @@ static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
   first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
   second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+
+// Sixteen whole numbers.
+using I = __m512i;
+
+static inline I load_whole(const void* from) { return _mm512_loadu_si512(from); }
+static inline V as_floats(I whole) { return _mm512_cvtepi32_ps(whole); }
+
+#if defined(__AVX512VNNI__)
+// Multiplies unsigned numbers: 128 is added to the inputs.
+constexpr bool SHIFTED_INPUTS = true;
+static inline I four_more(I sums, int32_t inputs, I weights) {
+  return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(inputs ^ static_cast<int32_t>(0x80808080u)), weights);
+}
+#else
+constexpr bool SHIFTED_INPUTS = false;
+static inline I four_more(I sums, int32_t inputs, I weights) {
+  const I four = _mm512_set1_epi32(inputs);
+  const I even = _mm512_madd_epi16(_mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8),
+                                   _mm512_srai_epi16(_mm512_slli_epi16(weights, 8), 8));
+  const I odd = _mm512_madd_epi16(_mm512_srai_epi16(four, 8), _mm512_srai_epi16(weights, 8));
+  return _mm512_add_epi32(sums, _mm512_add_epi32(even, odd));
+}
+#endif

@@ -65,3 +65,20 @@ static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
   first = (V)(pairs << 16);
   second = (V)(pairs & static_cast<int32_t>(0xffff0000u));
 }
+
+// Sixteen whole numbers.
+using I = Bits;
+
+static inline I load_whole(const void* from) {
+  I whole;
+  std::memcpy(&whole, from, sizeof whole);
+  return whole;
+}
+static inline V as_floats(I whole) { return __builtin_convertvector(whole, V); }
+
+constexpr bool SHIFTED_INPUTS = false;
+static inline I four_more(I sums, int32_t inputs, I weights) {
+  for (int byte = 0; byte < 4; byte++)
+    sums += (weights << (24 - 8 * byte) >> 24) * static_cast<int8_t>(static_cast<uint32_t>(inputs) >> 8 * byte);
+  return sums;
+}

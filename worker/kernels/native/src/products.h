@@ -2,23 +2,13 @@
 #pragma once
 #include <algorithm>
 
+#include "integers.h"
 #include "kinds.h"
 #include "threads.h"
+#include "weights.h"
 #if defined(__AMX_BF16__)
 #include "tiles.h"
 #endif
-
-constexpr int UNIT = 32;        // outputs that are computed together: two times sixteen
-constexpr int INPUT_STEP = 32;  // inputs are padded with zeros to a multiple of this
-constexpr int ROW_STEP = 32;    // memory of rows is there, with anything in it, up to a multiple of this
-
-// Weights of one product, packed: [units][inputs / PACK][2][16][PACK].
-struct Weight {
-  const void* packed;
-  const float* bias;  // [units * UNIT], or null
-  int64_t inputs;     // padded
-  int64_t outputs;    // not padded
-};
 
 // How many rows go through the weights together: their sums fill the registers.
 #if defined(__AVX512F__)
@@ -65,18 +55,33 @@ static void unit_of_rows(const typename Kind::Number* rows, int64_t stride, cons
                                  inputs, row, use);
 }
 
+// work(unit, first row, past) for all units and rows, from all threads.
+template <class Work>
+static void each_unit(Team& team, int64_t count, const Weight& weight, const Work& work) {
+  const int64_t units = (weight.outputs + UNIT - 1) / UNIT;
+  // Few units are shared out evenly only if each is taken for some of the rows at a time.
+  const int64_t parts = std::max<int64_t>(1, std::min((count + 63) / 64, 6 * team.size() / units));
+  const int64_t part = padded((count + parts - 1) / parts, ROW_STEP);
+  each(team, units * parts, [&](int64_t piece) {
+    const int64_t first = piece / units * part;
+    work(piece % units, first, std::min(count, first + part));
+  });
+}
+
 // All rows times all weights: use(unit, row, sums of 16 outputs, sums of the 16 after them).
 template <class Kind, class Use>
 static void product(Team& team, const typename Kind::Number* rows, int64_t stride, int64_t count, const Weight& weight,
                     const Use& use) {
-  const int64_t units = (weight.outputs + UNIT - 1) / UNIT;
-  // Few units are shared out evenly only if each is taken for some of the rows at a time.
-  const int64_t parts = std::max<int64_t>(1, std::min((count + 63) / 64, 6 * team.size() / units));
-  const int64_t part = ((count + parts - 1) / parts + ROW_STEP - 1) / ROW_STEP * ROW_STEP;
-  each(team, units * parts, [&](int64_t piece) {
-    const int64_t unit = piece % units, first = piece / units * part, past = std::min(count, first + part);
+  each_unit(team, count, weight, [&](int64_t unit, int64_t first, int64_t past) {
     const auto* weights = static_cast<const typename Kind::Number*>(weight.packed) + unit * UNIT * weight.inputs;
     unit_of_rows<Kind>(rows, stride, weights, weight.inputs, first, past,
                        [&](int64_t row, V low, V high) { use(unit, row, low, high); });
+  });
+}
+
+template <class Use>
+static void whole_product(Team& team, const HalvedRows& rows, int64_t count, const Weight& weight, const Use& use) {
+  each_unit(team, count, weight, [&](int64_t unit, int64_t first, int64_t past) {
+    unit_of_whole_rows(rows, first, past, weight, unit, use);
   });
 }

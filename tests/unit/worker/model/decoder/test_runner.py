@@ -16,7 +16,8 @@ from tests.unit.worker.model.decoder import models, reference
 from tests.unit.worker.model.tiny import Text
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused, rotary_tables, shape_of
-from worker.model.decoder.weights import read
+from worker.model.decoder.native import pack, packed_shape, quantized
+from worker.model.decoder.weights import DecoderWeights, read
 from worker.step import NotFinite
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no compiler was found when the package was installed")
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
+"""int8: of the weights. All else is bfloat16."""
 BEST = next(iter(NATIVE), "")
 SOME = ("llama", "gemma3", "qwen3", "phi3")
 """With windows, norms of heads, and norms behind; and heads whose size is no multiple of sixteen."""
@@ -45,7 +47,8 @@ def load(
     block_size: int = 16,
 ) -> decoder.DecoderRunner:
     """On pages that all hold NaN."""
-    files = tiny.files(directory, dtype, context_length=context)
+    eight = dtype == torch.int8
+    files = tiny.files(directory, torch.bfloat16 if eight else dtype, context_length=context, quantized=eight)
     made = decoder.load(files, native, num_blocks=num_blocks, block_size=block_size, progress=lambda _: None)
     made.model.pages.fill_(torch.nan)
     return made
@@ -69,14 +72,29 @@ def test_logits_are_the_references(saved: Callable[[str], Path], name: str, leve
     ids = tiny.tokens(min(LENGTH, context))
     config = AutoConfig.from_pretrained(saved(name))
     for dtype in DTYPES.values():
-        shape = shape_of(config, dtype)
-        weights, tables = read(saved(name), shape, dtype), rotary_tables(config, shape, context)
+        read_as = torch.bfloat16 if dtype == torch.int8 else dtype
+        shape = shape_of(config, read_as)
+        weights, tables = read(saved(name), shape, read_as), rotary_tables(config, shape, context)
+        if dtype == torch.int8:
+            weights = rounded_to_eight_bits(weights)
         expected = reference.logits(shape, tables, weights, ids)
         rounded = reference.logits(shape, tables, weights, ids, torch.bfloat16)
         made = load(saved(name), NATIVE[level], dtype, context=context)
         got = made.forward([fresh(made, ids, shuffled(made)).next(len(ids), len(ids))])
         assert got.shape == expected.shape
         assert distance(got, expected) < (1e-5 if dtype == torch.float32 else distance(rounded, expected))
+
+
+def rounded_to_eight_bits(weights: DecoderWeights) -> DecoderWeights:
+    """As matrices of float32."""
+
+    def rounded(matrix: torch.Tensor) -> torch.Tensor:
+        whole, scales = quantized(matrix)
+        return whole * scales[:, None]
+
+    matrices = ("qkv", "output", "gate", "up", "down")
+    layers = [replace(layer, **{name: rounded(getattr(layer, name)) for name in matrices}) for layer in weights.layers]
+    return replace(weights, layers=tuple(layers), head=rounded(weights.head))
 
 
 def distance(some: torch.Tensor, others: torch.Tensor) -> float:
@@ -182,3 +200,25 @@ def test_other_users_of_the_processor_do_no_harm(saved: Callable[[str], Path]) -
     for _ in range(3):
         assert (matrix @ matrix).isfinite().all()
         assert torch.equal(made.forward([text.next(100)]), expected)
+
+
+def test_eight_bits_are_within_half_a_step() -> None:
+    matrix = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    matrix[3] = 0
+    whole, scales = quantized(matrix)
+    assert whole.dtype == torch.int8
+    assert whole.abs().amax(dim=1).tolist() == [127, 127, 127, 0, 127]
+    assert bool(((whole * scales[:, None] - matrix).abs() <= scales[:, None] * 0.5001).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)
+def test_packed_weights_lie_where_the_kernels_look(dtype: torch.dtype) -> None:
+    matrix = torch.arange(35 * 70).remainder(100).view(35, 70).to(dtype)
+    out = torch.full(packed_shape(matrix, dtype), 99, dtype=dtype)
+    pack(matrix, out)
+    units, packs, two, lanes, size = out.shape
+    assert (units, packs * size, two, lanes) == (2, 128 if dtype == torch.int8 else 96, 2, 16)
+    for output, number in ((0, 0), (17, 33), (31, 69), (34, 68)):
+        unit, rest = divmod(output, 32)
+        assert out[unit, number // size, rest // 16, rest % 16, number % size] == matrix[output, number]
+    assert int((out != 0).sum()) == int((matrix != 0).sum())
