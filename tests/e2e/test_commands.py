@@ -61,6 +61,36 @@ def test_generate_streams_text(fleet: Up) -> None:
     assert "Paris" in octavo("generate", *PARIS, "--target", fleet.target).stdout
 
 
+def readme_examples() -> list[tuple[str, str]]:
+    """The README's `octavo generate` commands, each with the line that it shows."""
+    found = re.findall(r"^\$ (octavo generate [^\n]+)\n([^$`\n][^\n]*)\n", README, re.MULTILINE)
+    return [(command, shown) for command, shown in found]
+
+
+def test_the_readmes_examples_answer_what_it_shows(fleet: Up) -> None:
+    examples = readme_examples()
+    assert len(examples) == len(re.findall(r"^\$ octavo generate ", README, re.MULTILINE)) >= 3
+    for command, shown in examples:
+        _, *arguments = shlex.split(command)
+        assert octavo(*arguments, "--target", fleet.target).stdout == shown + "\n"
+
+
+def test_health_is_about_a_live_worker(fleet: Up) -> None:
+    for arguments in ((), ("--alive",)):
+        assert octavo("health", *arguments, "--target", fleet.target).stdout == f"{fleet.target}: SERVING\n"
+    (told,) = json.loads(octavo("health", "--json", "--target", fleet.target).stdout)
+    assert told == {"address": fleet.target, "healthy": True, "status": "SERVING", "reason": ""}
+
+
+def test_a_request_can_be_asked_for_again_by_its_id(fleet: Up) -> None:
+    asked = ("generate", "A book is", "--max-tokens", "5", "--json", "--request-id", "again", "--target", fleet.target)
+    first, second = (json.loads(octavo(*asked).stdout) for _ in range(2))
+    assert (first["request_id"], second["text"]) == ("again", first["text"])  # sampled without a seed
+    assert second["usage"] == first["usage"]
+    other = octavo(*asked, "--seed", "1", check=False)
+    assert other.stderr == "Error: ALREADY_EXISTS: --request-id 'again' is taken by another payload\n"
+
+
 def test_generate_json_has_all_there_is_to_know(fleet: Up) -> None:
     told = json.loads(octavo("generate", *PARIS, "--json", "--target", fleet.target).stdout)
     assert "Paris" in told["text"]
@@ -97,12 +127,22 @@ async def test_ctrl_c_cancels_generate(fleet: Up) -> None:
         await eventually(empty, 5)
 
 
+def test_json_of_a_call_that_timed_out_has_what_came(fleet: Up) -> None:
+    long = ("generate", "A book is", "--max-tokens", "2000", "--ignore-eos", "--json", "--target", fleet.target)
+    cut = octavo(*long, "--timeout", "3", check=False)
+    told = json.loads(cut.stdout)
+    assert (cut.returncode, told["finish"]) == (1, "ERROR")
+    assert cut.stderr == f"Error: {told['error']}\n"
+    assert told["text"]
+    assert len(told["token_ids"]) < 2000
+
+
 def test_generate_tells_errors_on_stderr(fleet: Up) -> None:
-    refused = octavo("generate", "x", "--temperature", "-1", "--target", fleet.target, check=False)
-    assert (refused.returncode, refused.stdout.strip()) == (1, "")
-    assert refused.stderr.startswith("Error: INVALID_ARGUMENT: ")
+    refused = octavo("generate", "x", "--max-tokens", "999999", "--target", fleet.target, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("Error: INVALID_ARGUMENT: --max-tokens is 999999 after a prompt of 1 tokens: ")
     nobody = octavo("generate", "x", "--target", "127.0.0.1:1", check=False)
-    assert nobody.returncode == 1
+    assert (nobody.returncode, nobody.stdout) == (1, "")
     assert nobody.stderr.startswith("Error: UNAVAILABLE: ")
 
 
