@@ -34,9 +34,9 @@ class WorkerConfig:
     chunk_tokens: int = 256
     """Tokens of prompts in one step beside running streams: what bounds how long a prompt delays them."""
     threads: int = 0
+    """Threads of a product; 0: one per core."""
     kernels: str = "auto"
     """Which build of the native kernels: ``auto``, ``none``, or one of ``worker.kernels.native.library.LEVELS``."""
-    """Threads of a product; 0: one per core."""
     host: str = "127.0.0.1"
     metrics_port: int = 0
     grace: float = 30.0
