@@ -14,7 +14,7 @@ import click
 import grpc.aio
 
 from bench.machine import describe_machine
-from bench.offline_command import engine
+from bench.offline_command import engine, peers
 from bench.runner import measure, warm_up
 from bench.workload import PROMPT_KINDS, Lengths, Workload
 from kvstore.errors import KvError
@@ -183,6 +183,7 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
 
 
 command.add_command(engine)
+command.add_command(peers)
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from bench.offline import LOADS, BadAnswerError, Load
-from ops.console import emit_json, note
+from ops.console import emit, emit_json, note
 from ops.show import print_table
 
 
@@ -89,3 +89,53 @@ def engine(
         emit_json(results)
         return
     print_table(ENGINE_COLUMNS, [engine_cells(workload) for workload in results["workloads"]])
+
+
+@click.command("peers")
+@LOADS_OPTION
+@click.option(
+    "--peers",
+    default="vllm,openvino,llama.cpp,transformers",
+    show_default=True,
+    help="NAME: in all its modes; NAME:MODE: in one. octavo:MODE are modes of ours.",
+)
+@click.option("--ours", default="bfloat16", show_default=True, help="Our modes. Ratios are to the first.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are over these.")
+@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
+@click.option("--turn-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds, a workload.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="bench-results",
+    show_default=True,
+    help="Folder.",
+)
+@click.option("--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format.")
+@THREADS
+@CACHE
+@SEED
+@JSON
+def peers(peers: str, ours: str, out: Path, plot: str, as_json: bool, **values: Any) -> None:
+    """Measure our engine and those of others in turn, on the same prompts.
+
+    Each peer gets a virtual environment of its own, made from the package index once, which takes minutes and
+    gigabytes in the cache. All are given the same bfloat16 weights and token ids, and make as many tokens; each in a
+    process of its own, which is stopped while it is not its turn. A peer that can't be installed or fails is told
+    with its reason. See `octavo bench engine` for the workloads.
+    """
+    from bench.peers import run
+    from worker.model.errors import ModelError
+
+    try:
+        config = run.PeersConfig.of(names=peers, ours=ours, out=out, cache=cache_folder(values.pop("cache")), **values)
+        results = run.run_peers(config, note)
+    except (ModelError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    run.write(results, out, plot, note)
+    if as_json:
+        emit_json(results)
+        return
+    columns, rows = run.table(results)
+    print_table(columns, rows)
+    for line in run.told(results):
+        emit(line)

@@ -1,0 +1,160 @@
+"""The one model in the forms that peers read. Made once, kept in the cache, all from the same bfloat16 weights.
+
+========================  ==========================================================================
+form                      who reads it
+========================  ==========================================================================
+bfloat16 safetensors      all but the next ones
+int8, compressed-tensors  vllm:int8. One scale per row of a weight; activations per token, in flight
+GGUF, by type             llama.cpp; only of a model that came as GGUF
+OpenVINO, by weights      openvino; exported in its own environment
+========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any, Final
+
+from filelock import FileLock
+
+from bench.peers.install import python
+from bench.peers.process import PeerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+EXPORT_S: Final = 3600.0
+_LINEAR: Final = ("_proj.weight",)
+"""How the names of linear layers end; embeddings and the head stay as they are."""
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, made by ``make(folder)`` the first time; a half-made one is made anew."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if not folder.exists():
+            fresh = folder.with_name(f"{folder.name}.new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            make(fresh)
+            fresh.rename(folder)
+    return folder
+
+
+def openvino(model: Path, target: Path, environment: Path, weights: str) -> Path:
+    """`weights`: ``fp16``, ``int8`` or ``int4``.
+
+    Raises:
+        PeerFailed: the exporter did.
+    """
+
+    def make(folder: Path) -> None:
+        arguments = ("export", "openvino", "--model", str(model), "--task", "text-generation-with-past")
+        command = [str(environment / "bin" / "optimum-cli"), *arguments, "--weight-format", weights, str(folder)]
+        log = target.with_name(f"{target.name}.log")
+        with log.open("w") as said:
+            try:
+                subprocess.run(command, check=True, stdout=said, stderr=said, timeout=EXPORT_S)
+            except (subprocess.SubprocessError, OSError) as error:
+                raise PeerFailed(f"not exported: {error}; see {log}") from error
+
+    assert python(environment).exists()
+    return once(target, make)
+
+
+def int8(model: Path, target: Path) -> Path:
+    """As other tools write "W8A8": int8 weights with a scale per row, activations quantised per token as they come."""
+    from safetensors.torch import load_file, save_file
+
+    def make(folder: Path) -> None:
+        tensors: dict[str, torch.Tensor] = {}
+        for path in sorted(model.glob("*.safetensors")):
+            for name, tensor in load_file(path).items():
+                tensors.update(quantised(name, tensor) if name.endswith(_LINEAR) else {name: tensor})
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        for path in model.iterdir():
+            if path.suffix in {".json", ".jinja"} and "safetensors" not in path.name and path.name != "manifest.json":
+                shutil.copy(path, folder)
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = _INT8
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+    return once(target, make)
+
+
+def quantised(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`weight` ``[out, in]`` as int8 of the same shape, and its scales, float32 ``[out, 1]``."""
+    import torch
+
+    wide = weight.float()
+    scale = wide.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+    return {
+        name: (wide / scale).round().clamp(-127, 127).to(torch.int8),
+        f"{name}_scale": scale,
+    }
+
+
+_INT8: Final = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def gguf(source: Path, target: Path, kind: str) -> Path:
+    """`source` with matrices as `kind` (``bf16``, ``q8_0``, ``q4_0``), made from the bfloat16 numbers that all have.
+
+    Raises:
+        PeerFailed: `source` is no GGUF file.
+    """
+    if source.suffix.lower() != ".gguf":
+        raise PeerFailed("only a model that comes as GGUF can be given to it")
+
+    def make(folder: Path) -> None:
+        write_gguf(source, folder / "model.gguf", kind)
+
+    return once(target, make) / "model.gguf"
+
+
+def write_gguf(source: Path, target: Path, kind: str) -> None:
+    """Every field and tensor of `source`, matrices as `kind`."""
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.quants import dequantize, quantize
+
+    wanted = GGMLQuantizationType[kind.upper()]
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in {"general.architecture", "general.file_type"}:
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(tuple(int(n) for n in reversed(tensor.shape)))
+        if numbers.ndim == 2:
+            rounded = dequantize(quantize(numbers, GGMLQuantizationType.BF16), GGMLQuantizationType.BF16)
+            writer.add_tensor(tensor.name, quantize(rounded, wanted), raw_dtype=wanted)
+        else:
+            writer.add_tensor(tensor.name, numbers.astype("float32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,151 @@
+"""What peers are given: environments made once, and the model in other forms with the same numbers in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize
+from safetensors.torch import load_file, save_file
+
+from bench.peers import export, install
+from bench.peers.catalog import PEERS, Environment, Peer, Variant
+from bench.peers.prepare import Preparation
+from bench.peers.process import PeerFailed
+
+
+def test_ours_needs_no_environment(tmp_path: Path) -> None:
+    assert install.installed(PEERS["octavo"], tmp_path, print) == Path(sys.prefix)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_is_made_once_and_again_when_another_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is installed here; what would be is written down."""
+    ran: list[list[str]] = []
+
+    def take(command: list[str], *_: object, **__: object) -> None:
+        ran.append(command)
+        if "venv" in command:
+            binary = install.python(Path(command[-1]))
+            binary.parent.mkdir(parents=True)
+            binary.touch()
+        if command[-1] == "torch==1+cpu":
+            raise PeerFailed("no such build")
+
+    monkeypatch.setattr(install, "_run", take)
+    notes: list[str] = []
+    first = Peer("other", "on_other", ("bf16",), Environment(torch="torch==1", packages=("a==1",), removed=("b",)))
+    made = install.installed(first, tmp_path, notes.append)
+    assert made == tmp_path / "peers" / "other" / "venv"
+    assert [command[4:] for command in ran[1:]] == [
+        ["install", "torch==1+cpu"],
+        ["install", "torch==1"],
+        ["install", "torch==1", "a==1"],
+        ["uninstall", "-y", "b"],
+    ]
+    install.installed(first, tmp_path, notes.append)
+    assert (len(ran), len(notes)) == (5, 1)
+    install.installed(Peer("other", "on_other", ("bf16",), Environment(packages=("a==2",))), tmp_path, notes.append)
+    assert [command[4:] for command in ran[6:]] == [["install", "a==2"]]
+
+
+def test_an_environment_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    peer = Peer("other", "on_other", ("bf16",), Environment(packages=("a==1",)))
+    with pytest.raises(PeerFailed, match=r"^not installed: .*non-zero exit status 1.*install.log$"):
+        install.installed(peer, tmp_path, lambda _: None)
+    assert not (tmp_path / "peers" / "other" / "made.json").exists()
+
+
+def test_half_made_forms_are_made_anew(tmp_path: Path) -> None:
+    made = 0
+
+    def make(folder: Path) -> None:
+        nonlocal made
+        made += 1
+        assert not list(folder.iterdir())
+        (folder / "part").touch()
+        if made == 1:
+            raise PeerFailed("it broke")
+
+    with pytest.raises(PeerFailed):
+        export.once(tmp_path / "a" / "form", make)
+    for _ in range(2):
+        assert export.once(tmp_path / "a" / "form", make) == tmp_path / "a" / "form"
+    assert made == 2
+
+
+def test_int8_has_a_scale_per_row_and_says_so(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    weight = torch.tensor([[1.27, -0.635, 0.01], [0.0, 0.0, 0.0], [-254.0, 2.0, 1.0]]).bfloat16()
+    head = torch.ones(2, 3).bfloat16()
+    save_file({"model.layers.0.q_proj.weight": weight, "lm_head.weight": head}, model / "model.safetensors")
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "manifest.json").write_text("{}")
+    made = export.int8(model, tmp_path / "int8")
+    tensors = load_file(made / "model.safetensors")
+    assert torch.equal(tensors["lm_head.weight"], head)
+    rows, scales = tensors["model.layers.0.q_proj.weight"], tensors["model.layers.0.q_proj.weight_scale"]
+    assert (rows.dtype, scales.shape) == (torch.int8, (3, 1))
+    assert rows[:, 0].tolist() == [127, 0, -127]
+    assert (rows * scales - weight.float()).abs().max() <= scales.max() / 2
+    config = json.loads((made / "config.json").read_text())
+    assert (config["model_type"], config["quantization_config"]["format"]) == ("llama", "int-quantized")
+    assert {path.name for path in made.iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8_0"])
+def test_a_gguf_of_another_type_has_the_same_fields_and_numbers(tmp_path: Path, kind: str) -> None:
+    numbers = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    source = tmp_path / "source.gguf"
+    writer = GGUFWriter(source, "llama")
+    writer.add_block_count(3)
+    writer.add_token_list(["a", "b"])
+    writer.add_tensor("blk.0.attn_q.weight", numbers)
+    writer.add_tensor("output_norm.weight", numbers[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    made = GGUFReader(export.gguf(source, tmp_path / "made", kind))
+    assert made.fields["llama.block_count"].contents() == 3
+    assert made.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    matrix, norm = made.tensors
+    assert (matrix.tensor_type, norm.tensor_type) == (GGMLQuantizationType[kind.upper()], GGMLQuantizationType.F32)
+    rounded = torch.from_numpy(numbers).bfloat16().float().numpy()
+    found = dequantize(matrix.data, matrix.tensor_type)
+    if kind == "bf16":
+        assert np.array_equal(found, rounded)
+    assert np.abs(found - rounded).max() < 0.02
+    assert np.array_equal(norm.data, numbers[0])
+
+
+def test_only_a_gguf_becomes_another(tmp_path: Path) -> None:
+    with pytest.raises(PeerFailed, match="only a model that comes as GGUF"):
+        export.gguf(tmp_path, tmp_path / "made", "bf16")
+
+
+def test_a_process_is_told_the_model_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = tmp_path / "peers" / "vllm" / "venv"
+    (environment / "lib").mkdir(parents=True)
+    (environment / "lib" / "libiomp5.so").touch()
+    monkeypatch.setattr("bench.peers.prepare.installed", lambda *_: environment)
+    preparation = Preparation("smol", tmp_path / "model", tmp_path / "a.gguf", "key", tmp_path, 2, 32, print)
+    theirs = preparation.prepare(Variant(PEERS["vllm"], "bf16"))
+    assert theirs.command[0] == str(environment / "bin" / "python")
+    assert theirs.command[-1] == "on_vllm.py"
+    assert theirs.settings["model"] == str(tmp_path / "model")
+    assert theirs.environment["LD_PRELOAD"] == str(environment / "lib" / "libiomp5.so")
+    assert theirs.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
+    mine = preparation.prepare(Variant(PEERS["octavo"], "bfloat16"))
+    assert mine.command[0] == sys.executable
+    assert (mine.settings["model"], mine.settings["mode"], mine.settings["threads"]) == ("smol", "bfloat16", 2)
+    assert mine.settings["cache"] == str(tmp_path)
