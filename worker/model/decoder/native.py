@@ -137,7 +137,8 @@ class NativeModel:
         tables: cosines and sines, for each of ``shape.ropes``.
         num_blocks: of the pages.
         block_size: a multiple of sixteen.
-        quantized: matrices are kept in eight bits; the embedding and pages are not.
+        quantized: the layers' matrices are kept in eight bits. The embedding, the head (which would cost as much
+            likeness as all layers together) and pages are not.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class NativeModel:
             layers=array,
             layer_count=len(layers),
             final_norm=self._keep(weights.final_norm, shape.hidden),
-            head=self._weights((weights.head, None))[0],
+            head=self._weights(self.dtype, (weights.head, None))[0],
         )
 
     def _layer(
@@ -206,6 +207,7 @@ class NativeModel:
         if weights.gate_bias is not None and weights.up_bias is not None:
             gate_up_bias = interleaved(weights.gate_bias, weights.up_bias)
         qkv, outward, gate_up, down = self._weights(
+            self.weights_dtype,
             (weights.qkv, weights.qkv_bias),
             (output, weights.output_bias),
             (interleaved(weights.gate, weights.up), gate_up_bias),
@@ -231,14 +233,14 @@ class NativeModel:
     def _table(self, table: torch.Tensor | None, shape: DecoderShape) -> int | None:
         return None if table is None else self._keep(table, len(table), shape.rotary_dim // 2)
 
-    def _weights(self, *given: tuple[torch.Tensor, torch.Tensor | None]) -> list[Weight]:
+    def _weights(self, dtype: torch.dtype, *given: tuple[torch.Tensor, torch.Tensor | None]) -> list[Weight]:
         """Matrices, with their biases, packed one after the other."""
         made = []
-        shapes = [packed_shape(matrix, self.weights_dtype) for matrix, _ in given]
-        for (matrix, bias), out in zip(given, memory.together(shapes, self.weights_dtype), strict=True):
+        shapes = [packed_shape(matrix, dtype) for matrix, _ in given]
+        for (matrix, bias), out in zip(given, memory.together(shapes, dtype), strict=True):
             outputs, inputs = matrix.shape
-            weight = Weight(inputs=padded(inputs, STEP[self.weights_dtype]), outputs=outputs)
-            if self.weights_dtype == torch.int8:
+            weight = Weight(inputs=padded(inputs, STEP[dtype]), outputs=outputs)
+            if dtype == torch.int8:
                 matrix, scales = quantized(matrix)
                 weight.scales = self._numbers(scales)
                 weight.corrections = self._numbers(matrix.sum(dim=1, dtype=torch.int32) * -128)

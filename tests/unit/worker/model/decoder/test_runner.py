@@ -94,7 +94,7 @@ def rounded_to_eight_bits(weights: DecoderWeights) -> DecoderWeights:
 
     matrices = ("qkv", "output", "gate", "up", "down")
     layers = [replace(layer, **{name: rounded(getattr(layer, name)) for name in matrices}) for layer in weights.layers]
-    return replace(weights, layers=tuple(layers), head=rounded(weights.head))
+    return replace(weights, layers=tuple(layers))
 
 
 def distance(some: torch.Tensor, others: torch.Tensor) -> float:
