@@ -55,7 +55,9 @@ def openvino(model: Path, target: Path, environment: Path, weights: str) -> Path
 
     def make(folder: Path) -> None:
         arguments = ("export", "openvino", "--model", str(model), "--task", "text-generation-with-past")
-        command = [str(environment / "bin" / "optimum-cli"), *arguments, "--weight-format", weights, str(folder)]
+        groups = ("--group-size", "64") if weights == "int4" else ()  # it must divide the width of every layer
+        tool = str(environment / "bin" / "optimum-cli")
+        command = [tool, *arguments, "--weight-format", weights, *groups, str(folder)]
         log = target.with_name(f"{target.name}.log")
         with log.open("w") as said:
             try:

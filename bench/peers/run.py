@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from bench.peers.prepare import Preparation
 from ops.config import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -94,8 +96,23 @@ def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any
         turn_s=config.turn_s,
         logs=logs,
     )
-    results = compare(plan, preparation.prepare, preparation.reference(), note)
+    with ended_by_sigterm():
+        results = compare(plan, preparation.prepare, preparation.reference(), note)
     return {"model": {"name": files.name, "digest": files.digest}, "threads": config.threads, **results}
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs inside as Ctrl-C does, so that no peer is left behind."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def write(results: dict[str, Any], out: Path, plot: str, note: Callable[[str], None]) -> None:

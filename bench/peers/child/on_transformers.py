@@ -1,4 +1,4 @@
-"""transformers' continuous batching over pages (`paged|sdpa`), bfloat16."""
+"""transformers' continuous batching over pages (torch's own attention), bfloat16."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from typing import Any
 
 import torch
 
+PAGE = 256
+"""Tokens: its default."""
+STEP = 512
+"""Tokens in one step, at most: what ours takes."""
+
 
 class Peer:
     """Keeps one manager, whose thread runs the batch."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
         torch.set_num_threads(settings["threads"])
         self.versions = {name: version(name) for name in ("transformers", "torch")}
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            settings["model"], dtype=torch.bfloat16, attn_implementation="paged|sdpa"
+            settings["model"], dtype=torch.bfloat16, attn_implementation="sdpa"
         )
         config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=64)
-        self._manager = self._model.init_continuous_batching(generation_config=config)
+        # Left to itself it takes most of the machine's memory for pages, and keeps that resident.
+        tokens = settings["max_running"] * settings["context"]
+        batching = ContinuousBatchingConfig(
+            num_blocks=tokens // PAGE + 1, page_size=PAGE, max_batch_tokens=STEP, auto_switch_to_flash=False
+        )
+        self._manager = self._model.init_continuous_batching(config, batching)
         self._manager.start()
         self._added = 0
 
