@@ -29,8 +29,12 @@ from worker.step import NotFinite, StepRow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from worker.kernels.native.library import Native
     from worker.model.loader import ModelFiles, Progress
+
+    Ints = npt.NDArray[np.integer[Any]]
 
 LAYOUT = "octavo-kv/3"
 """Changes whenever the bits of a page may differ from those of an older version for the same tokens."""
@@ -73,6 +77,7 @@ class DecoderRunner:
         Raises:
             NotFinite: so did a row that asked for no logits. Nothing of this step may be used by others.
             MemoryError: there is none for what a step works in.
+            ValueError: a token, a position or a block that there is not.
         """
         counts = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
         firsts = np.concatenate([[0], counts.cumsum()])
@@ -80,9 +85,9 @@ class DecoderRunner:
         token_ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), np.int32, total)
         starts = np.array([row.start for row in rows], dtype=np.int64)
         positions = (np.arange(total) + np.repeat(starts - firsts[:-1], counts)).astype(np.int32)
-        lengths = [len(row.block_table) for row in rows]
-        tables = np.fromiter(chain.from_iterable(row.block_table for row in rows), np.int32, sum(lengths))
-        table_starts = np.concatenate([[0], np.cumsum(lengths)])
+        lengths = np.array([len(row.block_table) for row in rows], dtype=np.int64)
+        tables = np.fromiter(chain.from_iterable(row.block_table for row in rows), np.int32, int(lengths.sum()))
+        table_starts = np.concatenate([[0], lengths.cumsum()])
         wanted = np.array([row.logits for row in rows], dtype=np.int64)
         asked = int(wanted.sum())
         wanted_rows = np.arange(asked) + np.repeat(firsts[1:] - wanted.cumsum(), wanted)
@@ -128,16 +133,17 @@ class DecoderRunner:
             self._logits = memory.zeros(padded(rows, 16), width, dtype=torch.float32)
         return self._logits[:rows]
 
-    def _checked(self, token_ids: Any, positions: Any, tables: Any, lengths: Sequence[int], ends: Any) -> None:
+    def _checked(self, token_ids: Ints, positions: Ints, tables: Ints, lengths: Ints, ends: Ints) -> None:
         """The kernels believe what they are told; here is the last look at it."""
-        decoder = self.model.decoder
-        assert token_ids.min() >= 0
-        assert token_ids.max() < decoder.head.outputs
-        assert positions.min() >= 0
-        assert positions.max() < self.context_length
-        assert tables.min() >= 0
-        assert tables.max() < self.num_blocks
-        assert (np.array(lengths) * self.block_size >= ends).all()
+        for name, numbers, limit in (
+            ("token id", token_ids, int(self.model.decoder.head.outputs)),
+            ("position", positions, self.context_length),
+            ("block", tables, self.num_blocks),
+        ):
+            if numbers.min() < 0 or numbers.max() >= limit:
+                raise ValueError(f"a {name} is not 0 to {limit - 1}: {numbers.min()} to {numbers.max()}")
+        if (lengths * self.block_size < ends).any():
+            raise ValueError("a block table is too short for its tokens")
 
 
 def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int, progress: Progress) -> DecoderRunner:

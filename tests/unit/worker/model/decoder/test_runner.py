@@ -18,7 +18,7 @@ from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused, rotary_tables, shape_of
 from worker.model.decoder.native import pack, packed_shape, quantized
 from worker.model.decoder.weights import DecoderWeights, read
-from worker.step import NotFinite
+from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,3 +222,23 @@ def test_packed_weights_lie_where_the_kernels_look(dtype: torch.dtype) -> None:
         unit, rest = divmod(output, 32)
         assert out[unit, number // size, rest // 16, rest % 16, number % size] == matrix[output, number]
     assert int((out != 0).sum()) == int((matrix != 0).sum())
+
+
+def test_rows_beyond_the_tokenizer_are_never_offered(saved: Callable[[str], Path]) -> None:
+    files = tiny.files(saved("qwen2"), torch.bfloat16, context_length=256, vocab_size=models.VOCAB - 20)
+    made = decoder.load(files, NATIVE[BEST], num_blocks=9, block_size=16, progress=lambda _: None)
+    assert made.vocab_size == models.VOCAB - 20
+    assert made.forward([StepRow(tiny.tokens(30), 0, [3, 1], 4)]).shape == (4, models.VOCAB - 20)
+
+
+def test_what_there_is_not_is_refused_before_the_kernels_see_it(saved: Callable[[str], Path]) -> None:
+    made = load(saved("qwen2"), NATIVE[BEST], num_blocks=9)
+    for row, message in (
+        (StepRow([models.VOCAB], 0, [1], 1), "a token id is not 0 to 130: 131 to 131"),
+        (StepRow([-1], 0, [1], 1), "a token id is not 0 to 130"),
+        (StepRow([5], 256, [*range(9), *range(9)], 1), "a position is not 0 to 255: 256 to 256"),
+        (StepRow([5], 0, [9], 1), "a block is not 0 to 8: 9 to 9"),
+        (StepRow([5] * 17, 0, [1], 1), "a block table is too short"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made.forward([row])
