@@ -95,7 +95,7 @@ def engine(
 @LOADS_OPTION
 @click.option(
     "--peers",
-    default="vllm,openvino,llama.cpp,transformers",
+    default="vllm,openvino,llama.cpp,llama.cpp-bench,transformers",
     show_default=True,
     help="NAME: in all its modes; NAME:MODE: in one. octavo:MODE are modes of ours.",
 )

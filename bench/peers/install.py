@@ -41,7 +41,7 @@ def installed(peer: Peer, cache: Path, note: Callable[[str], None]) -> Path:
     """
     if peer.environment is None:
         return Path(sys.prefix)
-    folder = cache / "peers" / peer.name
+    folder = cache / "peers" / peer.folder
     folder.mkdir(parents=True, exist_ok=True)
     wish = recipe(peer.environment)
     with FileLock(folder / "made.lock"):

@@ -69,7 +69,7 @@ class Preparation:
     def _form(self, variant: Variant, environment: Path) -> Path:
         """The model as this variant reads it."""
         folder = self.cache / "peers" / "models" / self.key
-        match variant.peer.name, variant.mode:
+        match variant.peer.folder, variant.mode:
             case "vllm", "int8":
                 return export.int8(self.directory, folder / "int8")
             case "openvino", mode:

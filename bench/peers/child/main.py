@@ -5,7 +5,8 @@
 The first message has the settings (see `bench.peers.compare`); the answer to it comes when the model is loaded. Each
 later one has ``prompts`` (token ids) and ``new``; the answer has ``tokens``, and ``times`` of each in seconds from
 before the first prompt was handed over. The file that is named has ``start(settings)``, which returns an object with
-``versions`` (a dict) and ``answer(prompts, new) -> (tokens, times)``.
+``versions`` (a dict) and ``answer(prompts, new) -> (tokens, times)``. Of a tool that only tells how fast it was, it has
+``rate(prompts, new, decoding)`` instead: tokens per second, or None for work that the tool can't do.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def main() -> None:
                 if peer is None:
                     peer = load(Path(__file__).parent / sys.argv[1]).start(message)
                     answer = {"versions": peer.versions}
+                elif hasattr(peer, "rate"):
+                    answer = {"rate": peer.rate(message["prompts"], message["new"], message["decoding"])}
                 else:
                     tokens, times = peer.answer(message["prompts"], message["new"])
                     answer = {"tokens": tokens, "times": times}

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from bench.offline import BadAnswerError, Load
 from bench.peers import run
 from bench.peers.catalog import PEERS, Peer, Variant, variants
-from bench.peers.compare import CHILD, Found, Plan, Prepared, compare, read_answer, standing
+from bench.peers.compare import CHILD, Found, Plan, Prepared, compare, read_answer, read_turn, standing
 from bench.peers.process import PeerFailed, PeerProcess, parsed
 from bench.plot_peers import draw_peers
 from ops.cli import main
@@ -168,6 +168,16 @@ def test_an_answer_that_is_none(message: dict[str, Any]) -> None:
     assert read_answer({"tokens": [[1]], "times": [[0.5]]}).times == [[0.5]]
 
 
+def test_a_tool_may_tell_only_how_fast_it_was_or_that_it_can_not() -> None:
+    assert read_turn(LOAD, {"rate": 12.5}) == (12.5, [])
+    assert read_turn(LOAD, {"rate": None}) == (None, [])
+    for rate in (0, "12", [1]):
+        with pytest.raises(BadAnswerError, match="is no rate"):
+            read_turn(LOAD, {"rate": rate})
+    message = {"tokens": [[*range(10)]] * 2, "times": [[*range(1, 11)], [*range(1, 11)]]}
+    assert read_turn(LOAD, message) == (pytest.approx(2.0), [[*range(8)]] * 2)
+
+
 def test_the_best_of_both_sides_is_compared(tmp_path: Path) -> None:
     names = (("octavo", "bfloat16"), ("octavo", "int8"), ("a", "bf16"), ("b", "bf16"), ("b", "int4"), ("c", "bf16"))
     asked = Plan([variant(*name) for name in names], (LOAD,), 1, 0, 10, 1.0, tmp_path)
@@ -209,7 +219,9 @@ def test_names_of_peers_and_modes() -> None:
     assert [each.name for each in variants(["octavo:int8", "vllm", "openvino:int8", "vllm:bf16"])] == [
         *("octavo:int8", "vllm:bf16", "vllm:int8", "openvino:int8")
     ]
-    with pytest.raises(ValueError, match=r"'tgi' is not one of octavo, vllm, openvino, llama.cpp, transformers"):
+    with pytest.raises(
+        ValueError, match=r"'tgi' is not one of octavo, vllm, openvino, llama.cpp, llama.cpp-bench, transformers"
+    ):
         variants(["tgi"])
     with pytest.raises(ValueError, match="vllm has no mode 'q8_0', only bf16, int8"):
         variants(["vllm:q8_0"])
@@ -219,7 +231,7 @@ def test_the_command_refuses_unknown_peers_before_anything_is_made(tmp_path: Pat
     ran = CliRunner().invoke(main, ["bench", "peers", "--peers", "vllm,tgi", "--cache", str(tmp_path)])
     assert (ran.exit_code, ran.output) == (
         1,
-        "Error: 'tgi' is not one of octavo, vllm, openvino, llama.cpp, transformers\n",
+        "Error: 'tgi' is not one of octavo, vllm, openvino, llama.cpp, llama.cpp-bench, transformers\n",
     )
     assert not list(tmp_path.iterdir())
 
