@@ -102,7 +102,7 @@ def engine(
 @click.option("--ours", default="bfloat16", show_default=True, help="Our modes. Ratios are to the first.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are over these.")
 @click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
-@click.option("--turn-limit", type=click.FloatRange(min=1), default=300, show_default=True, help="Seconds, a workload.")
+@click.option("--turn-limit", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds, a workload.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
