@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import Draining, JobLost
@@ -142,6 +141,9 @@ class Stream:
         self._place = Place(choices=choices, capacity=CAPACITY * choices)
         self._heard = [time.monotonic()] * choices
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        """Wakes the reader when a choice may have been silent for too long. One that is set is left alone by what comes
+        meanwhile: to set it anew for every token costs more than to wake once a second in vain."""
         self._log_id = b"0"
         self._trouble_since: float | None = None
 
@@ -152,6 +154,8 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._relay.remove(self)
 
     @property
@@ -201,15 +205,24 @@ class Stream:
             if self._relay.closed:
                 raise Draining(f"the gateway is stopping; {CALL_AGAIN}")
             self._wake.clear()
-            patience = min(self._heard[choice] for choice in self._place.open) + SILENCE_S - time.monotonic()
             if self._place.stale:
                 await self._ask(self._refill)
-            elif patience <= 0:
+            elif self._timer is None and not self._patient():
                 await self._ask(self._compare)
             else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience):
-                        await self._wake.wait()
+                await self._wake.wait()
+
+    def _patient(self) -> bool:
+        """Sets the timer, unless a choice has been silent for too long already."""
+        patience = min(self._heard[choice] for choice in self._place.open) + SILENCE_S - time.monotonic()
+        if patience <= 0:
+            return False
+        self._timer = asyncio.get_running_loop().call_later(patience, self._look)
+        return True
+
+    def _look(self) -> None:
+        self._timer = None
+        self._wake.set()
 
     async def _ask(self, question: Callable[[], Awaitable[None]]) -> None:
         """Asks the broker, and bears with one that does not answer."""

@@ -24,7 +24,7 @@ from kvstore.jobs import Finished, Submitted
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from gateway.dispatch import Dispatch, Sent
     from gateway.metrics import Metrics
@@ -278,8 +278,10 @@ def response_of(
     return response
 
 
-def most_tokens(chunks: Iterable[inference_pb2.Chunk]) -> int:
+def most_tokens(chunks: Sequence[inference_pb2.Chunk]) -> int:
     """Of the choices that these chunks are of, how many tokens one gets at most."""
+    if len(chunks) == 1:  # nearly always
+        return len(chunks[0].token_ids)
     counts: Counter[int] = Counter()
     for chunk in chunks:
         counts[chunk.choice] += len(chunk.token_ids)

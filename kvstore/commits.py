@@ -35,7 +35,7 @@ async def commit(
         args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms]
         for delivery, data in batch:
             names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
-            args += _described(delivery, data)
+            args += (_described(delivery), data)
         answers += await broker.script("commit", names, args)
     gaps: dict[str, dict[int, int]] = defaultdict(dict)
     for delivery, answer in zip(deliveries, answers, strict=True):
@@ -61,11 +61,10 @@ def batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_p
         yield batch
 
 
-def _described(delivery: job_pb2.Delivery, data: bytes) -> list[Any]:
-    """A delivery as commit.lua takes it, which does not know protobuf."""
+def _described(delivery: job_pb2.Delivery) -> str:
+    """A delivery as commit.lua takes it, which does not know protobuf. One text, for each argument of a script costs
+    its caller more than all that is told here."""
     chunk = delivery.chunk
-    return [
-        *(delivery.attempt, chunk.choice, chunk.start, chunk.start + len(chunk.token_ids), int(chunk.finish)),
-        delivery.route.cached_tokens if delivery.HasField("route") else "",
-        data,
-    ]
+    cached = delivery.route.cached_tokens if delivery.HasField("route") else ""
+    past = chunk.start + len(chunk.token_ids)
+    return f"{delivery.attempt} {chunk.choice} {chunk.start} {past} {chunk.finish} {cached}"

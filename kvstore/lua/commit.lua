@@ -3,8 +3,8 @@
 --
 -- KEYS 1 stream   2 load of this incarnation   then for each delivery: job, log
 -- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
---      then for each delivery: attempt, choice, first token index, index after the last, finish (0: goes on),
---      cached tokens ('' when not told), octavo.v1.Deliveries with this one delivery
+--      then for each delivery: 'attempt choice first-token-index index-after-the-last finish cached-tokens' (finish 0: it
+--      goes on; cached tokens are left out when not told), octavo.v1.Deliveries with this one delivery
 -- Returns for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
 --
 -- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
@@ -30,7 +30,8 @@ local function publish_later(gateway, data)
   joined[#joined + 1] = data
 end
 
-local function write(job, log, attempt, choice, start, stop, finish, cached, data)
+local function write(job, log, described, data)
+  local attempt, choice, start, stop, finish, cached = string.match(described, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d*)$')
   -- pcall: one key of a wrong type must not break a step half-way through.
   local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
     'choices', 'entry', 'charge')
@@ -74,7 +75,7 @@ end
 
 local results = {}
 for i = 1, (#KEYS - 2) / 2 do
-  results[i] = write(KEYS[2 * i + 1], KEYS[2 * i + 2], unpack(ARGV, 7 * i - 2, 7 * i + 4))
+  results[i] = write(KEYS[2 * i + 1], KEYS[2 * i + 2], ARGV[2 * i + 3], ARGV[2 * i + 4])
 end
 for _, gateway in ipairs(gateways) do
   redis.call('PUBLISH', channels .. gateway, table.concat(by_gateway[gateway]))
