@@ -39,6 +39,8 @@ class Running:
     """Choices that have not ended."""
     unsettled: set[int]
     """Choices whose end Redis has not taken yet."""
+    since: int = 0
+    """The number of the change by which the engine got it. Outputs of steps that have not seen it are another's."""
     cached_tokens: int = 0
     started: bool = False
 
@@ -52,13 +54,13 @@ class Journal:
     ending: dict[str, Running] = field(default_factory=dict)
     """Jobs whose last deliveries are on their way to Redis, which still takes them for running."""
 
-    def open(self, claim: Claim, now: float) -> Request:
-        """Records a claim and returns what the engine is to run."""
+    def open(self, claim: Claim, now: float, since: int = 0) -> Request:
+        """Records a claim and returns what the engine is to run. ``since``: see ``Running``."""
         deadline = None if claim.remaining_ms is None else now + claim.remaining_ms / 1000
         request = request_of(claim.job)
         choices = range(request.n)
         self.running[request.request_id] = Running(
-            claim, claim.gateway, now, deadline, [0] * request.n, {*choices}, {*choices}
+            claim, claim.gateway, now, deadline, [0] * request.n, {*choices}, {*choices}, since
         )
         return request
 
@@ -105,10 +107,11 @@ class Journal:
         if request_id in self.running:
             self.running[request_id].gateway = gateway
 
-    def record(self, output: Output, now: float) -> job_pb2.Delivery | None:
-        """The delivery for one engine output; None when its job is no longer ours."""
+    def record(self, output: Output, now: float, seen: int = 0) -> job_pb2.Delivery | None:
+        """The delivery for one engine output, of a step that has seen so many changes; None when its job is no longer
+        ours."""
         job = self.running.get(output.request_id)
-        if job is None:
+        if job is None or job.since > seen:
             return None
         delivery = job_pb2.Delivery(
             request_id=output.request_id,

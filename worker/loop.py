@@ -1,11 +1,11 @@
 """The shell around the engine: takes claims, drives steps, hands what they produced to Redis.
 
-    intake ──claims, ended jobs──▶ (between steps) engine.step ──deliveries──▶ committer ──▶ Redis
-    deadlines, the drain's end ──▶       in its own thread                     at most STEPS_AHEAD steps wait there
+    intake ──claims, ended jobs──▶ stepper: engine.step ──outputs──▶ journal ──deliveries──▶ committer ──▶ Redis
+    deadlines, the drain's end ──▶     in its own thread             at most STEPS_AHEAD steps wait there
 
-The engine never waits for Redis: the commit of a step overlaps the next steps. Only when commits fall far behind (Redis
-is away) does the next step wait, so that what is buffered stays bounded. The engine is touched between steps by the
-event loop and during steps by their thread, never by both at once.
+The engine waits for nobody: the next step begins while the event loop records, commits and tells of the last one, and
+what jobs come or end meanwhile reaches it between steps. Only when commits fall far behind (Redis is away) does it
+wait, so that what is buffered stays bounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.errors import StuckError
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
 from worker.journal import Journal
-from worker.params import AdmissionError
+from worker.stepper import Stepper
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from worker.config import WorkerConfig
     from worker.engine import Engine
     from worker.metrics import WorkerMetrics
-    from worker.step import EngineStats
+    from worker.step import EngineStats, StepOutput
+    from worker.stepper import Stepped
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,6 @@ class WorkerLoop:
         metrics: WorkerMetrics,
     ) -> None:
         self._config = config
-        self._engine = engine
         self._metrics = metrics
         self._jobs = Jobs(broker)
         self._journal = Journal(config.id)
@@ -67,7 +67,9 @@ class WorkerLoop:
         self._committer = Committer(self._jobs, config.id, info.incarnation, self._settled)
         self._draining = asyncio.Event()
         self._drained_by: float | None = None
-        self._step_began: float | None = None
+        self._stepper = Stepper(engine, self._note)
+        self._stepped: list[Stepped] = []
+        """What the engine's thread has told and nobody has taken yet."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     def drain(self) -> None:
@@ -84,7 +86,8 @@ class WorkerLoop:
         self._tell(self._stats)
         await self._intake.open()
         parts = {
-            "steps": self._work(),
+            "work": self._work(),
+            "steps": self._steps(),
             "committer": self._committer.run(),
             "lease": self._heartbeat.run(),
             "upkeep": self._heartbeat.tend(),
@@ -99,6 +102,7 @@ class WorkerLoop:
             for task in done:
                 task.result()
         finally:
+            self._stepper.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,33 +110,51 @@ class WorkerLoop:
             await self._intake.close()
             await self._heartbeat.leave()
 
-    async def _work(self) -> None:
-        """Steps until drained; then waits until Redis has all their output."""
+    async def _steps(self) -> None:
+        """The engine's thread. Raises what the engine raises."""
         loop = asyncio.get_running_loop()
-        idle = True
+        await loop.run_in_executor(self._thread, self._stepper.run, loop)
+
+    async def _work(self) -> None:
+        """Works until drained; then waits until Redis has all output."""
         while True:
+            await self._take_steps()
             await self._apply_changes()
-            if not self._engine.has_work:
-                if not idle:
-                    self._engine.check_integrity()
-                    self._tell(self._engine.stats())
-                idle = True
-                if self._draining.is_set() and await self._nothing_left():
-                    break
+            if not self._journal.running and self._draining.is_set() and await self._nothing_left():
+                break
+            if not self._stepped:
                 await self._wait_for_news()
-                continue
-            idle = False
-            self._step_began = began = time.monotonic()
-            step = await loop.run_in_executor(self._thread, self._engine.step)
-            self._step_began, now = None, time.monotonic()
-            self._metrics.step(step.stats, now - began)
-            self._tell(step.stats)
-            self._metrics.events(step.events)
-            # A step that fails is tried again in parts, which mostly fail for the same reason.
-            for failure in {repr(each): each for each in step.failures}.values():
-                logger.error("a step failed, %d times in all", len(step.failures), exc_info=failure)
-            await self._hand_over([d for o in step.outputs if (d := self._journal.record(o, now)) is not None])
         await self._committer.flushed()
+
+    def _note(self, stepped: Stepped) -> None:
+        self._stepped.append(stepped)
+        self._intake.news.set()
+
+    async def _take_steps(self) -> None:
+        """What the engine's thread has told, in order: to the journal, and from there to the committer."""
+        while self._stepped:
+            stepped = self._stepped.pop(0)
+            deliveries: list[job_pb2.Delivery] = []
+            for change, request_id, error in stepped.refused:
+                job = self._journal.running.get(request_id)
+                if job is not None and job.since == change:
+                    deliveries += self._journal.fail(request_id, job_pb2.FAILURE_INVALID, error)
+            output = stepped.output
+            if output is not None:
+                record, ended, seen = self._journal.record, stepped.ended, stepped.seen
+                deliveries += [d for o in output.outputs if (d := record(o, ended, seen)) is not None]
+            await self._hand_over(deliveries)
+            self._stepper.taken()
+            self._tell(stepped.stats)
+            if output is not None:
+                self._tell_step(output, stepped.ended - stepped.began)
+
+    def _tell_step(self, output: StepOutput, seconds: float) -> None:
+        self._metrics.step(output.stats, seconds)
+        self._metrics.events(output.events)
+        # A step that fails is tried again in parts, which mostly fail for the same reason.
+        for failure in {repr(each): each for each in output.failures}.values():
+            logger.error("a step failed, %d times in all", len(output.failures), exc_info=failure)
 
     def _tell(self, stats: EngineStats) -> None:
         self._stats = stats
@@ -162,23 +184,24 @@ class WorkerLoop:
         while True:
             await asyncio.sleep(1.0)
             now = time.monotonic()
-            if self._step_began is not None and now - self._step_began > STEP_LIMIT_S:
+            began = self._stepper.step_began
+            if began is not None and now - began > STEP_LIMIT_S:
                 raise StuckError(f"a step has not returned for {STEP_LIMIT_S:.0f} s")
             if self._drained_by is not None and now > self._drained_by + DRAIN_MARGIN_S:
                 lost = f"{len(self._journal.running)} jobs running, {self._committer.unsettled} chunks uncommitted"
                 raise StuckError(f"the drain has not ended within its {self._config.grace:g} s: {lost}")
 
     async def _apply_changes(self) -> None:
-        """Everything that must not happen during a step: new jobs, jobs ended elsewhere, deadlines, the drain's end."""
+        """What the engine is to know before its next step: jobs that are new or were ended elsewhere, and deadlines."""
         failed: list[job_pb2.Delivery] = []
         now = time.monotonic()
         claims, ended = self._intake.take()
         for request_id in ended:
             if self._journal.drop(request_id) is not None:
-                self._engine.abort(request_id)
+                self._stepper.abort(request_id)
                 self._metrics.ended("dropped")
         for claim in claims:
-            failed += self._admit(claim, now)
+            self._admit(claim, now)
         for request_id in self._journal.expired(now):
             error = "the deadline passed while the worker ran the job"
             failed += self._fail(request_id, job_pb2.FAILURE_DEADLINE, error)
@@ -187,21 +210,16 @@ class WorkerLoop:
                 failed += self._fail(request_id, job_pb2.FAILURE_UNAVAILABLE, f"worker {self._config.id} is leaving")
         await self._hand_over(failed)
 
-    def _admit(self, claim: Claim, now: float) -> list[job_pb2.Delivery]:
+    def _admit(self, claim: Claim, now: float) -> None:
         if self._journal.holds(claim):
-            return []
+            return
         if self._journal.drop(claim.job.request_id) is not None:
             # The same id, submitted or claimed anew: what runs here belongs to an attempt that is over.
-            self._engine.abort(claim.job.request_id)
-        request = self._journal.open(claim, now)
-        try:
-            self._engine.add(request)
-        except AdmissionError as error:
-            return self._fail(request.request_id, job_pb2.FAILURE_INVALID, str(error))
-        return []
+            self._stepper.abort(claim.job.request_id)
+        self._stepper.add(self._journal.open(claim, now, since=self._stepper.posted + 1))
 
     def _fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> list[job_pb2.Delivery]:
-        self._engine.abort(request_id)
+        self._stepper.abort(request_id)
         return self._journal.fail(request_id, failure, error)
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:

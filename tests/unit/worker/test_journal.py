@@ -283,3 +283,14 @@ def test_a_job_whose_end_is_not_committed_yet_is_not_taken_again() -> None:
     assert journal.holds(make_claim())
     assert journal.settle(last)
     assert not journal.holds(make_claim())
+
+
+def test_outputs_of_an_earlier_request_with_the_same_id_are_not_the_jobs() -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(), now=1.0, since=3)
+    assert journal.drop("r1") is not None
+    journal.open(make_claim(attempt=2), now=1.0, since=5)
+    assert journal.record(make_output(), now=2.0, seen=4) is None
+    delivery = journal.record(make_output(), now=2.0, seen=5)
+    assert delivery is not None
+    assert (delivery.attempt, delivery.chunk.start) == (2, 0)

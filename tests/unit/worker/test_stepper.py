@@ -1,0 +1,181 @@
+"""The engine's thread: what it is told, what it tells, and how far it goes ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tests.unit.worker.test_journal import make_output
+from worker.params import AdmissionError, SamplingParams, StopParams
+from worker.sequence import Request
+from worker.step import EngineStats, StepOutput, StepStats
+from worker.stepper import AHEAD, Refused, Stepped, Stepper
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from worker.engine import Engine
+
+
+class Scripted:
+    """An engine that gives one token to each of its requests in every step that the test allows."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.running: list[str] = []
+        self.allowed = threading.Semaphore(0)
+        self.in_step = threading.Semaphore(0)
+        self.fails = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def add(self, request: Request) -> None:
+        self.calls.append(f"add {request.request_id}")
+        if not request.prompt:
+            raise AdmissionError("the prompt is empty")
+        self.running.append(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.calls.append(f"abort {request_id}")
+        if request_id in self.running:
+            self.running.remove(request_id)
+
+    def step(self) -> StepOutput:
+        self.in_step.release()
+        assert self.allowed.acquire(timeout=10)
+        if self.fails:
+            raise RuntimeError("broken")
+        self.calls.append("step")
+        outputs = tuple(make_output(request_id=request_id) for request_id in self.running)
+        return StepOutput(outputs, StepStats(*[0] * 10, tokens=len(outputs), sequences=len(outputs)))
+
+    def stats(self) -> EngineStats:
+        return EngineStats(*[0] * 10)
+
+    def check_integrity(self) -> None:
+        self.calls.append("check")
+
+
+class World:
+    """A stepper with its thread, and what it told."""
+
+    def __init__(self) -> None:
+        self.engine = Scripted()
+        self.told: asyncio.Queue[Stepped] = asyncio.Queue()
+        self.stepper = Stepper(cast("Engine", self.engine), self.told.put_nowait)
+
+    async def step(self) -> Stepped:
+        """Lets the engine make one step, and returns what is told of it; the results are not taken yet."""
+        self.engine.allowed.release()
+        return await self.told.get()
+
+    async def in_step(self) -> None:
+        assert await asyncio.to_thread(self.engine.in_step.acquire, timeout=10)
+
+
+@asynccontextmanager
+async def world(ends_with: type[Exception] | None = None) -> AsyncIterator[World]:
+    made = World()
+    running = asyncio.create_task(asyncio.to_thread(made.stepper.run, asyncio.get_running_loop()))
+    try:
+        yield made
+    finally:
+        made.stepper.close()
+        made.engine.allowed.release(10)
+        async with asyncio.timeout(10):
+            if ends_with is None:
+                await running
+            else:
+                with pytest.raises(ends_with):
+                    await running
+
+
+def request(request_id: str, *prompt: int) -> Request:
+    return Request(request_id, prompt, SamplingParams(temperature=0.0), StopParams(max_tokens=4))
+
+
+async def test_a_step_tells_how_many_changes_it_has_seen() -> None:
+    async with world() as w:
+        assert w.stepper.add(request("a", 1)) == 1
+        await w.in_step()
+        assert w.stepper.step_began is not None
+        assert w.stepper.add(request("b", 1)) == 2  # during the first step
+        first = await w.step()
+        assert first.output is not None
+        assert (first.seen, [o.request_id for o in first.output.outputs]) == (1, ["a"])
+        assert first.began <= first.ended
+        await w.in_step()
+        second = await w.step()
+        assert second.output is not None
+        assert (second.seen, [o.request_id for o in second.output.outputs]) == (2, ["a", "b"])
+
+
+async def test_the_next_step_begins_before_results_are_taken_and_no_third_does() -> None:
+    async with world() as w:
+        w.stepper.add(request("a", 1))
+        for _ in range(AHEAD):
+            await w.in_step()
+            await w.step()
+        w.engine.allowed.release()
+        assert not w.engine.in_step.acquire(timeout=0.05)
+        w.stepper.taken()
+        await w.in_step()
+        assert (await w.told.get()).output is not None
+
+
+async def test_what_is_aborted_before_its_first_step_never_reaches_the_engine() -> None:
+    async with world() as w:
+        w.stepper.add(request("a", 1))
+        await w.in_step()
+        w.stepper.add(request("b", 1))
+        assert w.stepper.abort("b") == 3
+        w.stepper.abort("a")
+        w.stepper.add(request("a", 2))
+        assert w.stepper.abort("a") == 6
+        assert (await w.step()).seen == 1
+        w.stepper.taken()
+        idle = await w.told.get()
+        assert (idle.seen, idle.output) == (6, None)
+        assert w.engine.calls == ["add a", "step", "abort a", "check"]
+
+
+async def test_what_the_engine_refuses_is_told_with_its_change() -> None:
+    async with world() as w:
+        w.stepper.abort("nobody")
+        w.stepper.add(request("empty"))
+        told = await w.told.get()
+        while not told.refused:
+            w.stepper.taken()
+            told = await w.told.get()
+        assert told.refused == (Refused(2, "empty", "the prompt is empty"),)
+        assert told.output is None
+
+
+async def test_idleness_is_told_once_and_accounts_are_checked() -> None:
+    async with world() as w:
+        w.stepper.add(request("a", 1))
+        await w.in_step()
+        w.stepper.abort("a")
+        await w.step()
+        w.stepper.taken()
+        assert (await w.told.get()).output is None
+        w.stepper.taken()
+        w.stepper.abort("a")  # nothing to tell of
+        w.stepper.add(request("b", 1))
+        await w.in_step()
+        assert (await w.step()).output is not None
+        assert w.engine.calls.count("check") == 1
+
+
+async def test_what_the_engine_raises_ends_the_thread() -> None:
+    async with world(ends_with=RuntimeError) as w:
+        w.engine.fails = True
+        w.stepper.add(request("a", 1))
+        await w.in_step()
+        w.engine.allowed.release()

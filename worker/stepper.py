@@ -1,0 +1,152 @@
+"""The engine in a thread of its own: step follows step, and no step waits for the event loop.
+
+::
+
+    event loop ──add, abort──▶ changes ──▶ (between steps) engine.step ──Stepped──▶ event loop
+                               numbered     at most AHEAD of them are not taken yet
+
+Only the thread touches the engine. A step says how many changes it has seen, by which the event loop tells outputs of a
+request from those of an earlier one with the same id.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from worker.params import AdmissionError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from worker.engine import Engine
+    from worker.sequence import Request
+    from worker.step import EngineStats, StepOutput
+
+AHEAD: Final = 2
+"""Steps whose results the event loop has not taken, at most. The next one begins while it takes the last one's."""
+
+
+class Refused(NamedTuple):
+    """A request that the engine would not take."""
+
+    change: int
+    request_id: str
+    error: str
+
+
+class Stepped(NamedTuple):
+    """What the thread has to tell."""
+
+    stats: EngineStats
+    seen: int
+    """The number of the last change that the engine knew of."""
+    refused: tuple[Refused, ...] = ()
+    output: StepOutput | None = None
+    """None when the engine has nothing to do any more."""
+    began: float = 0.0
+    ended: float = 0.0
+    """Of the step, on the monotonic clock."""
+
+
+class Stepper:
+    """Drives an engine. All methods but ``run`` are the event loop's, and none of them waits."""
+
+    def __init__(self, engine: Engine, tell: Callable[[Stepped], None]) -> None:
+        """``tell`` is called in the event loop with what each step has brought; ``taken`` answers it."""
+        self._engine = engine
+        self._tell = tell
+        self._lock = threading.Condition()
+        self._changes: list[tuple[int, Request | str]] = []
+        """What is to be added, or the id of what is to be aborted."""
+        self._untaken = 0
+        self._idle = True
+        """Whether the thread has told that there is nothing to do."""
+        self._closed = False
+        self.posted = 0
+        """The number of the last change."""
+        self.step_began: float | None = None
+        """Of the step that is under way, on the monotonic clock."""
+
+    def add(self, request: Request) -> int:
+        """The engine gets this request before its next step. Returns the number of the change."""
+        return self._post(request)
+
+    def abort(self, request_id: str) -> int:
+        """The engine drops this request before its next step, or never gets it. Returns the number of the change."""
+        with self._lock:
+            kept = [(number, what) for number, what in self._changes if not _adds(what, request_id)]
+            if len(kept) < len(self._changes):
+                # It has not begun. Whatever ran under its id before was aborted by a change that is kept.
+                self._changes = kept
+                self.posted += 1
+                return self.posted
+        return self._post(request_id)
+
+    def taken(self) -> None:
+        """A step's results were taken: there is room for those of another."""
+        with self._lock:
+            self._untaken -= 1
+            self._lock.notify()
+
+    def close(self) -> None:
+        """``run`` returns after the step that is under way."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify()
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The thread's: steps until closed. Raises what the engine raises."""
+        while (taken := self._next()) is not None:
+            seen, changes = taken
+            refused = self._apply(changes)
+            if self._engine.has_work:
+                self.step_began = began = time.monotonic()
+                output = self._engine.step()
+                self.step_began = None
+                stepped = Stepped(output.stats, seen, refused, output, began, time.monotonic())
+                self._idle = False
+            elif refused or not self._idle:
+                self._engine.check_integrity()
+                stepped = Stepped(self._engine.stats(), seen, refused)
+                self._idle = True
+            else:
+                continue
+            with self._lock:
+                self._untaken += 1
+            with suppress(RuntimeError):  # the event loop is closed: nobody is there to be told
+                loop.call_soon_threadsafe(self._tell, stepped)
+
+    def _post(self, what: Request | str) -> int:
+        with self._lock:
+            self.posted += 1
+            self._changes.append((self.posted, what))
+            self._lock.notify()
+            return self.posted
+
+    def _next(self) -> tuple[int, list[tuple[int, Request | str]]] | None:
+        """Waits until there is something to do, and room for its result. None when closed."""
+        with self._lock:
+            while not self._closed and (self._untaken >= AHEAD or (self._idle and not self._changes)):
+                self._lock.wait()
+            changes, self._changes = self._changes, []
+            return None if self._closed else (self.posted, changes)
+
+    def _apply(self, changes: list[tuple[int, Request | str]]) -> tuple[Refused, ...]:
+        refused = []
+        for number, what in changes:
+            if isinstance(what, str):
+                self._engine.abort(what)
+                continue
+            try:
+                self._engine.add(what)
+            except AdmissionError as error:
+                refused.append(Refused(number, what.request_id, str(error)))
+        return tuple(refused)
+
+
+def _adds(what: Request | str, request_id: str) -> bool:
+    return not isinstance(what, str) and what.request_id == request_id
