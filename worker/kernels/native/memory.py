@@ -38,8 +38,8 @@ def together(shapes: Iterable[tuple[int, ...]], dtype: torch.dtype) -> list[torc
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // ALIGNED) * ALIGNED)
-    try:
-        memory = mmap.mmap(-1, max(starts[-1], 1) + HUGE)
+    try:  # private: what is shared with children has huge pages only where another setting says so
+        memory = mmap.mmap(-1, max(starts[-1], 1) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no room for {starts[-1]} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

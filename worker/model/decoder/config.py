@@ -21,6 +21,9 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 
+MOST_HEAD = 1024
+"""As in ``pages.h``: numbers of a head."""
+
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"
 
@@ -131,6 +134,8 @@ def shape_of(config: PreTrainedConfig, dtype: torch.dtype) -> DecoderShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if config.num_attention_heads % config.num_key_value_heads:
         raise NotFused(f"num_key_value_heads {config.num_key_value_heads} does not divide num_attention_heads")
+    if head_dim > MOST_HEAD:
+        raise NotFused(f"head_dim {head_dim}: {MOST_HEAD} at most")
     ropes = tuple(sorted(set(config.layer_types))) if family.ropes_by_type else ("",)
     attention_bias = family.attention_bias and bool(config.attention_bias)
     scaled_by = config.query_pre_attn_scalar if family.gemma else head_dim

@@ -1,4 +1,4 @@
-"""A decoder as the native kernels take it: packed weights, and the structures of ``decoder.h``."""
+"""A decoder as the native kernels take it: packed weights, and the structures of ``structures.h``."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A matrix in eight bits, -127 to 127, and what each output's have to be multiplied by, float32 ``[outputs]``."""
     whole = matrix.float()
     scales = whole.abs().amax(dim=1) / 127
+    scales = torch.where(scales > 1e-30, scales, 0.0)  # so little counts nothing: its inverse would be infinite
     steps = torch.where(scales > 0, 1 / scales, 0.0)
     return (whole * steps[:, None]).round_().to(torch.int8), scales
 
@@ -185,7 +186,7 @@ class NativeModel:
             attention_softcap=shape.attention_softcap,
             logit_softcap=shape.logit_softcap,
             block_size=block_size,
-            embedding=self._keep(self.embedding, shape.vocab, shape.hidden),
+            embedding=address(self.embedding, self.dtype, shape.vocab, shape.hidden),
             layers=array,
             layer_count=len(layers),
             final_norm=self._keep(weights.final_norm, shape.hidden),
@@ -258,7 +259,9 @@ class NativeModel:
         return kept.data_ptr()
 
     def _keep(self, tensor: torch.Tensor | None, *shape: int) -> int | None:
+        """Of numbers in float32."""
         if tensor is None:
             return None
-        self._kept.append(tensor)
-        return address(tensor, self.dtype if tensor.dtype == self.dtype else torch.float32, *shape)
+        kept = tensor.contiguous()
+        self._kept.append(kept)
+        return address(kept, torch.float32, *shape)

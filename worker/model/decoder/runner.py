@@ -66,7 +66,7 @@ class DecoderRunner:
         self.fingerprint = ""
         self._run = native.new_run()
         """What steps work in, kept from step to step."""
-        self._logits = torch.empty(0)
+        self._logits = torch.empty(0, 1)
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order. They hold until
@@ -79,6 +79,8 @@ class DecoderRunner:
             MemoryError: there is none for what a step works in.
             ValueError: a token, a position or a block that there is not.
         """
+        if any(not 0 <= row.logits <= len(row.token_ids) or not row.token_ids for row in rows):
+            raise ValueError("a row has no tokens, or wants logits of more tokens than it has")
         counts = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
         firsts = np.concatenate([[0], counts.cumsum()])
         total = int(firsts[-1])
@@ -166,7 +168,7 @@ def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int,
         block_size=block_size,
         context_length=files.context_length,
     )
-    runner.fingerprint = _fingerprint(files, shape, _probed(runner))
+    runner.fingerprint = _fingerprint(files, shape, _probed(runner, tables))
     progress(
         f"fused decoder, kernels for {native.level} on {native.threads} threads; {num_blocks} blocks of {block_size}"
     )
@@ -181,13 +183,14 @@ def _described(files: ModelFiles) -> tuple[DecoderShape, tuple[tuple[torch.Tenso
     return shape, rotary_tables(config, shape, files.context_length)
 
 
-def _probed(runner: DecoderRunner) -> str:
-    """Digest of the logits of a short text: all that decides the bits takes part in them."""
+def _probed(runner: DecoderRunner, tables: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> str:
+    """Digest of a short text's logits, in which all that decides bits takes part, and of the angles of longer ones."""
     count = min(_PROBED_TOKENS, runner.context_length, runner.num_blocks * runner.block_size)
     text = [(11 + 7 * index) % runner.vocab_size for index in range(count)]
-    logits = runner.forward([StepRow(text, 0, list(range(runner.num_blocks)), count)])
-    digest = probe.digest([logits])
-    runner.model.pages.zero_()
+    used = -(-count // runner.block_size)
+    logits = runner.forward([StepRow(text, 0, list(range(used)), count)])
+    digest = probe.digest([logits, *(number for table in tables for number in table)])
+    runner.model.pages[:, :used] = 0  # and not all of them: memory is taken when it is first written
     return digest
 
 

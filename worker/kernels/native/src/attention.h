@@ -193,6 +193,21 @@ static void attend_chunk(const Queries<Kind>& queries, const Pages<Kind>& pages,
   }
 }
 
+// Asks for a chunk's keys and values before they are needed: blocks lie anywhere, so the processor can't guess.
+template <class Kind>
+static void fetch_chunk(const Queries<Kind>& queries, const Pages<Kind>& pages, int64_t kv_head, int64_t chunk) {
+  const int64_t past = queries.first + queries.count;
+  const int64_t size = LANES * pages.head * static_cast<int64_t>(sizeof(typename Kind::Number));
+  for (int64_t tile = chunk * CHUNK_TILES; tile < (chunk + 1) * CHUNK_TILES && tile * LANES < past; tile++) {
+    const char* keys = reinterpret_cast<const char*>(pages.key_tile(queries.table, tile, kv_head));
+    const char* values = reinterpret_cast<const char*>(pages.value_tile(queries.table, tile, kv_head));
+    for (int64_t line = 0; line < size; line += 64) {
+      __builtin_prefetch(keys + line, 0, 2);
+      __builtin_prefetch(values + line, 0, 2);
+    }
+  }
+}
+
 template <class Kind>
 static void attend(const Queries<Kind>& queries, const Pages<Kind>& pages, const AttentionShape& shape, int64_t kv_head,
                    AttentionScratch& scratch) {
@@ -203,8 +218,11 @@ static void attend(const Queries<Kind>& queries, const Pages<Kind>& pages, const
   scratch.totals.assign(rows, 0.0f);
   const int64_t lowest = shape.window > 0 ? std::max<int64_t>(0, queries.first - shape.window + 1) : 0;
   const int64_t chunks = (queries.first + queries.count + CHUNK - 1) / CHUNK;
-  for (int64_t chunk = lowest / CHUNK; chunk < chunks; chunk++)
+  fetch_chunk<Kind>(queries, pages, kv_head, lowest / CHUNK);
+  for (int64_t chunk = lowest / CHUNK; chunk < chunks; chunk++) {
+    fetch_chunk<Kind>(queries, pages, kv_head, chunk + 1);
     attend_chunk<Kind>(queries, pages, shape, kv_head, rows, chunk, scratch);
+  }
   for (int64_t row = 0; row < rows; row++) {
     const V share = splat(1.0f / scratch.totals[row]);
     auto* out = queries.out + row / group * queries.stride + (kv_head * group + row % group) * shape.head;

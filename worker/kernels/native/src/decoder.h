@@ -4,6 +4,7 @@
 // kind. All operations go row by row, so a row's bits depend on its own tokens and positions only.
 #pragma once
 #include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -19,11 +20,9 @@ class Buffer {
     if (count > size_) {
       std::free(memory_);
       const size_t bytes = padded(count * sizeof(T), 64);
+      size_ = 0;
       memory_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-      if (!memory_) {
-        size_ = 0;
-        return nullptr;
-      }
+      if (!memory_) throw std::bad_alloc();
       std::memset(memory_, 0, bytes);
       size_ = count;
     }
@@ -83,15 +82,14 @@ class Run {
   using Number = typename Kind::Number;
 
  public:
-  // Returns whether there was memory for it.
-  bool step(Team& team, const Step& step) {
+  // Throws std::bad_alloc if there is no memory for it.
+  void step(Team& team, const Step& step) {
     const Decoder& model = *step.decoder;
     head_ = padded(model.head_dim, HEAD_STEP);
     const int64_t rows = padded(step.rows, ROW_STEP);
     qkv_stride_ = padded((model.heads + 2 * model.kv_heads) * model.head_dim, LANES);
     normed_stride_ = padded(model.hidden, INPUT_STEP);
-    query_stride_ = model.heads * head_;
-    heads_stride_ = padded(query_stride_, INPUT_STEP);
+    heads_stride_ = padded(model.heads * head_, INPUT_STEP);
     inner_stride_ = padded(model.intermediate, INPUT_STEP);
     x_ = x_memory_.at_least(rows * model.hidden);
     more_ = more_memory_.at_least(rows * model.hidden);
@@ -104,13 +102,10 @@ class Run {
     high_ = high_memory_.at_least(rows * widest);
     low_ = low_memory_.at_least(rows * widest);
     scales_ = scale_memory_.at_least(rows);
-    if (!high_ || !low_ || !scales_) return false;
-    if (!x_ || !more_ || !normed_ || !qkv_ || !queries_ || !attended_ || !inner_) return false;
     cut(step, model);
     embed(team, step, model);
     for (int64_t layer = 0; layer < model.layer_count; layer++) run(team, step, model, model.layers[layer]);
     finish(team, step, model);
-    return true;
   }
 
  private:
@@ -227,8 +222,7 @@ class Run {
   // Norms and rotates a row's queries and keys, and writes keys and values into its page.
   void place(const Step& step, const Decoder& model, const Layer& layer, const Pages<Kind>& pages, int64_t sequence,
              int64_t row) {
-    constexpr int MOST = 1024;
-    alignas(64) float key[MOST] = {}, value[MOST] = {};
+    alignas(64) float key[MOST_HEAD] = {}, value[MOST_HEAD] = {};
     const int64_t position = step.positions[row], size = model.head_dim;
     const int32_t* table = step.tables + step.table_starts[sequence];
     const float* from = qkv_ + row * qkv_stride_;
@@ -237,15 +231,18 @@ class Run {
       Number* to = queries_ + row * heads_stride_ + head * head_;
       for (int64_t d = 0; d < head_; d += LANES) Kind::store16(to + d, load(key + d));
     }
-    float finite = 0.0f;
+    V finite = splat(0.0f);  // NaN if anything that pages hold is not
     for (int64_t head = 0; head < model.kv_heads; head++, from += size) {
       turn(model, layer, position, from, layer.k_norm, key);
       const float* values = from + model.kv_heads * size;
       for (int64_t d = 0; d < size; d++) value[d] = values[d];
-      for (int64_t d = 0; d < size; d++) finite += (key[d] - key[d]) + (value[d] - value[d]);
+      for (int64_t d = 0; d < head_; d += LANES) {
+        const V kept = Kind::kept(load(key + d)), other = Kind::kept(load(value + d));
+        finite = add(finite, add(sub(kept, kept), sub(other, other)));
+      }
       pages.write(table, position, head, key, value);
     }
-    if (finite != 0.0f) step.damaged[sequence] = 1;
+    if (any_nan(finite)) step.damaged[sequence] = 1;
   }
 
   // Rotates a head ("RoFormer", Su et al., 2021), its first half against its second.
@@ -321,6 +318,6 @@ class Run {
   float *x_, *more_, *qkv_, *scales_;
   int8_t *high_, *low_;
   Number *normed_, *queries_, *attended_, *inner_;
-  int64_t head_, qkv_stride_, normed_stride_, query_stride_, heads_stride_, inner_stride_;
+  int64_t head_, qkv_stride_, normed_stride_, heads_stride_, inner_stride_;
   std::vector<Part> writes_, reads_;
 };

@@ -38,11 +38,13 @@ static inline void halve_row(const float* from, int64_t size, const HalvedRows& 
   }
   const float top = highest(most);
   nan |= top == __builtin_inff();
-  to.scales[row] = nan ? __builtin_nanf("") : top / 32639.0f;
-  const float steps = top > 0 && !nan ? 32639.0f / top : 0.0f;
+  // So little counts nothing: its inverse would be infinite.
+  const bool some = top > 1e-30f && !nan;
+  to.scales[row] = nan ? __builtin_nanf("") : some ? top / 32639.0f : 0.0f;
+  const float steps = some ? 32639.0f / top : 0.0f;
   int8_t *high = to.high + row * to.stride, *low = to.low + row * to.stride;
   for (int64_t at = 0; at < size; at++) {
-    const int whole = static_cast<int>(__builtin_rintf(from[at] * steps));
+    const int whole = some ? static_cast<int>(__builtin_rintf(from[at] * steps)) : 0;
     const int upper = (whole + 128) >> 8;
     high[at] = static_cast<int8_t>(upper);
     low[at] = static_cast<int8_t>(whole - upper * 256);

@@ -12,27 +12,33 @@ EXPORT const char* built_from() { return OCTAVO_SOURCES; }
 // Asked of the portable build only, which every processor can run.
 EXPORT int runs_level(const char* level) { return runs(level); }
 
-EXPORT void* team_new(int threads) { return new Team(threads); }
+// These return null if there is no memory for it.
+EXPORT void* team_new(int threads) { return new (std::nothrow) Team(threads); }
 EXPORT int team_size(void* team) { return static_cast<Team*>(team)->size(); }
 EXPORT void team_delete(void* team) { delete static_cast<Team*>(team); }
 
 // The kernels: a team, and what is to be done. They return 0, or 1 if there is no memory for it.
+template <typename Work>
+static int run(const Work& work) {
+  const NoDenormals flushed;
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
+}
 
 EXPORT int scan_logits(void* team, LogitScan* scan) {
-  const NoDenormals flushed;
-  static_cast<Team*>(team)->each(scan->rows, scan_row, scan);
-  return 0;
+  return run([&] { static_cast<Team*>(team)->each(scan->rows, scan_row, scan); });
 }
 
 EXPORT int weigh_logits(void*, LogitWeights* given) {
-  const NoDenormals flushed;
-  weigh(*given);
-  return 0;
+  return run([&] { weigh(*given); });
 }
 
 EXPORT int copy_rows(void* team, RowCopy* copy) {
-  static_cast<Team*>(team)->each(copy->rows, copy_row, copy);
-  return 0;
+  return run([&] { static_cast<Team*>(team)->each(copy->rows, copy_row, copy); });
 }
 
 // What a decoder's steps work in, kept from step to step.
@@ -41,12 +47,16 @@ struct Runs {
   Run<F32> f32;
 };
 
-EXPORT void* run_new() { return new Runs; }
+EXPORT void* run_new() { return new (std::nothrow) Runs; }
 EXPORT void run_delete(void* run) { delete static_cast<Runs*>(run); }
 
 EXPORT int decode(void* team, Step* step) {
-  const NoDenormals flushed;
-  Runs& runs = *static_cast<Runs*>(step->run);
-  Team& threads = *static_cast<Team*>(team);
-  return !(step->decoder->is_float32 ? runs.f32.step(threads, *step) : runs.bf16.step(threads, *step));
+  return run([&] {
+    Runs& runs = *static_cast<Runs*>(step->run);
+    Team& threads = *static_cast<Team*>(team);
+    if (step->decoder->is_float32)
+      runs.f32.step(threads, *step);
+    else
+      runs.bf16.step(threads, *step);
+  });
 }

@@ -14,7 +14,7 @@ struct F32 {
   using Number = float;
   static constexpr int PACK = 1;
   static float widened(Number value) { return value; }
-  static Number narrowed(float value) { return value; }
+  static V kept(V v) { return v; }
   static void store16(Number* to, V v) { store(to, v); }
 
   struct Sixteen {
@@ -31,7 +31,13 @@ struct Bf16 {
   using Number = uint16_t;
   static constexpr int PACK = 2;
   static float widened(Number value) { return from_bf16(value); }
-  static Number narrowed(float value) { return to_bf16(value); }
+
+  // What becomes of numbers that are stored: the largest of them become infinite.
+  static V kept(V v) {
+    alignas(64) Number sixteen[LANES];
+    store16(sixteen, v);
+    return load_bf16(sixteen);
+  }
 
 #if defined(__AVX512BF16__)
   static void store16(Number* to, V v) {

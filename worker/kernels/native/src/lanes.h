@@ -32,14 +32,7 @@ static inline void store_some(float* to, V v, int n) {
   std::memcpy(to, whole, sizeof(float) * n);
 }
 
-// bfloat16 is the upper half of a float32. Rounds to nearest, ties to even; a NaN stays one.
-static inline uint16_t to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-}
-
+// bfloat16 is the upper half of a float32.
 static inline float from_bf16(uint16_t value) {
   uint32_t bits = static_cast<uint32_t>(value) << 16;
   float result;

@@ -11,6 +11,7 @@
 #include "kinds.h"
 
 constexpr int HEAD_STEP = 32;
+constexpr int MOST_HEAD = 1024;
 
 template <class Kind>
 struct Pages {
@@ -33,7 +34,8 @@ struct Pages {
   }
 
   // Writes one position. A tile is written from its first position on, which makes its other values zero: whole tiles
-  // can be read, and what has not been written yet counts nothing.
+  // can be read, and what has not been written yet counts nothing (but where a step that wrote NaN is done again from the
+  // middle of a tile: then the NaN is the sequence's own).
   void write(const int32_t* table, int64_t position, int64_t kv_head, const float* key, const float* value) const {
     constexpr int PACK = Kind::PACK;
     const int64_t slot = position % block_size, lane = slot % LANES;

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -58,7 +59,8 @@ class Team {
 
   int size() const { return static_cast<int>(others_.size()) + 1; }
 
-  // Calls work(context, piece) for each piece below `pieces`, from all threads, and returns when all are done.
+  // Calls work(context, piece) for each piece below `pieces`, from all threads, and returns when all are done. Throws
+  // std::bad_alloc if one of them did.
   void each(int64_t pieces, void (*work)(void*, int64_t), void* context) {
     if (pieces <= 1 || others_.empty()) {
       for (int64_t piece = 0; piece < pieces; piece++) work(context, piece);
@@ -73,6 +75,7 @@ class Team {
     take();
     const uint32_t entered = static_cast<uint32_t>(gate_.fetch_and(~OPEN, std::memory_order_seq_cst)) & COUNT;
     wait([this, entered] { return left_.load(std::memory_order_seq_cst) == entered; }, done_);
+    if (short_of_memory_.exchange(false)) throw std::bad_alloc();
   }
 
  private:
@@ -116,7 +119,11 @@ class Team {
     for (;;) {
       int64_t piece = next_.fetch_add(1, std::memory_order_relaxed);
       if (piece >= pieces_) return;
-      work_(context_, piece);
+      try {
+        work_(context_, piece);
+      } catch (const std::bad_alloc&) {
+        short_of_memory_.store(true);
+      }
     }
   }
 
@@ -140,7 +147,7 @@ class Team {
   Sleepers started_, done_;
   std::atomic<uint64_t> gate_{0};
   std::atomic<uint32_t> left_{0};
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, short_of_memory_{false};
   std::atomic<int64_t> next_{0};
   void (*work_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;

@@ -85,6 +85,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama llama3": LlamaConfig(**SIZES, rope_parameters=dict(LLAMA3)),
     "llama linear": LlamaConfig(**SIZES, **_rope("linear", factor=3.0)),
     "llama dynamic": LlamaConfig(**SIZES, **_rope("dynamic", factor=2.0)),
+    "odd": LlamaConfig(
+        **{
+            **SIZES,
+            "hidden_size": 54,
+            "intermediate_size": 33,
+            "num_attention_heads": 18,
+            "num_key_value_heads": 1,
+            "head_dim": 70,
+        }
+    ),
     "mistral": MistralConfig(**{**SIZES, "num_key_value_heads": 1}, head_dim=24, sliding_window=23),
     "mistral no window": MistralConfig(**SIZES, sliding_window=None, rms_norm_eps=0.01),
     "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 0]),

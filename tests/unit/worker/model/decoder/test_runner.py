@@ -31,8 +31,8 @@ pytestmark = pytest.mark.skipif(not NATIVE, reason="no compiler was found when t
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 """int8: of the weights. All else is bfloat16."""
 BEST = next(iter(NATIVE), "")
-SOME = ("llama", "gemma3", "qwen3", "phi3")
-"""With windows, norms of heads, and norms behind; and heads whose size is no multiple of sixteen."""
+SOME = ("llama", "gemma3", "qwen3", "phi3", "odd")
+"""With windows, norms of heads, and norms behind; and sizes that are multiples of nothing."""
 LENGTH = 150
 """More than two runs of keys."""
 
@@ -127,7 +127,7 @@ def test_a_token_has_the_same_bits_on_every_path(
     for path in (solo, mixed, prefix):
         for length, logits in path.logits.items():
             assert torch.equal(logits, whole[length - 1]), length
-    assert [made.fingerprint == crowded.fingerprint]
+    assert made.fingerprint == crowded.fingerprint
 
 
 @pytest.mark.parametrize("level", NATIVE)
@@ -142,20 +142,26 @@ def test_copied_blocks_are_read_like_the_first(saved: Callable[[str], Path], lev
     assert torch.equal(second.logits[40], first.logits[40])
 
 
+@pytest.mark.parametrize("level", NATIVE)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_what_is_not_finite_stays_in_its_sequence(saved: Callable[[str], Path], dtype: torch.dtype) -> None:
-    made = load(saved("gemma2"), TEAMS[BEST], dtype)
+def test_what_is_not_finite_stays_in_its_sequence(
+    saved: Callable[[str], Path], dtype: torch.dtype, value: float, level: str
+) -> None:
+    made = load(saved("gemma2"), TEAMS[level], dtype)
     free = shuffled(made)
     broken = 17
     texts = [fresh(made, [min(token, 16) for token in tiny.tokens(50, seed)], free) for seed in range(5)]
     expected = made.forward([text.next(50) for text in texts]).clone()
     texts[2].ids[30] = broken
-    made.model.embedding[broken] = torch.nan
+    made.model.embedding[broken] = value
     got = made.forward([text.next(50) for text in texts])
     assert got[2].isnan().all()
     assert torch.equal(got[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
     with pytest.raises(NotFinite):
         made.forward([text.next(50, 0) for text in texts])
+    again = made.forward([text.next(50) for text in texts[3:]])
+    assert torch.equal(again, expected[3:])
 
 
 def test_only_rows_that_want_logits_get_them(saved: Callable[[str], Path]) -> None:
@@ -239,6 +245,8 @@ def test_what_there_is_not_is_refused_before_the_kernels_see_it(saved: Callable[
         (StepRow([5], 256, [*range(9), *range(9)], 1), "a position is not 0 to 255: 256 to 256"),
         (StepRow([5], 0, [9], 1), "a block is not 0 to 8: 9 to 9"),
         (StepRow([5] * 17, 0, [1], 1), "a block table is too short"),
+        (StepRow([5] * 2, 0, [1], 3), "wants logits of more tokens than it has"),
+        (StepRow([], 0, [1], 0), "a row has no tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             made.forward([row])
