@@ -78,7 +78,7 @@ def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any
     preparation = Preparation(
         model=config.model,
         directory=files.directory,
-        source=loader._find(config.model)[0],
+        source=loader.find(config.model)[0],
         key=files.digest[:32],
         cache=config.cache,
         threads=config.threads,

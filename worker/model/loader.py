@@ -72,7 +72,7 @@ def resolve(spec: str, *, cache_dir: Path, dtype: str, device: str, progress: Pr
     cache_dir = cache_dir.expanduser()
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
-    path, name = _find(spec)
+    path, name = find(spec)
     if path.is_dir():
         directory, digest = path, _directory_digest(path, cache_dir, progress)
     else:
@@ -100,7 +100,7 @@ def look(spec: str, *, dtype: str, device: str) -> None:
     """Raises as ``resolve`` does where the model is not there, or is of no kind that can be loaded here: without
     reading it, so at once."""
     choose_dtype(dtype, choose_device(device))
-    _find(spec)
+    find(spec)
 
 
 def choose_device(device: str) -> torch.device:
@@ -127,7 +127,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def _find(spec: str) -> tuple[Path, str]:
+def find(spec: str) -> tuple[Path, str]:
     """The directory or file, and the model's name."""
     if spec == SMOLLM2:
         return _packaged(), SMOLLM2
