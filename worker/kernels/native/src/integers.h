@@ -1,8 +1,8 @@
 // Products of whole numbers: weights of eight bits with a scale for each output, rows of sixteen with a scale for each row.
 //
 // A row's number is scale * (256 * high + low), both of eight bits. Each half is multiplied by the weights in integers,
-// which is exact in whatever order; only then do scales and float32 come in. So the bits are the same on all levels.
-// Weights take half the memory of bfloat16, and rows lose nothing that bfloat16 holds.
+// which is exact in whatever order; only then do scales and float32 come in. So a product's bits are the same on all levels.
+// Weights take half the memory of bfloat16, and rows lose little of what bfloat16 holds.
 //
 //     weights  [units][inputs / 4][2][16][4]
 #pragma once
