@@ -30,7 +30,7 @@ from worker.detokenize import TokenBytes
 from worker.engine import Engine
 from worker.kernels.native.library import best
 from worker.params import SamplingParams, StopParams
-from worker.sampling.sampler import TorchSampler
+from worker.sampling.sampler import sampler_for
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Request
@@ -120,7 +120,7 @@ def measure_steps(
         Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE), max_running=count, token_budget=max(512, count), context_length=tokens
         ),
-        sampler=TimedSampler(TorchSampler(native), clock),
+        sampler=TimedSampler(sampler_for(torch.device("cpu"), native), clock),
         text_stream=timed_streams(table, clock),
         eos_token_ids=(),
         fingerprint="core",

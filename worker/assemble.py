@@ -16,7 +16,7 @@ from worker.model.cache import joined_digest
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
 from worker.model.errors import ModelUnsupported
-from worker.sampling.sampler import TorchSampler
+from worker.sampling.sampler import sampler_for
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
 
@@ -52,7 +52,7 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     texts = _token_bytes(files)  # before the weights are read, which takes longer
     kernels = _kernels(config, progress)
     runner = _runner(config, files, kernels, progress)
-    sampler = TorchSampler(kernels)
+    sampler = sampler_for(files.device, kernels)
     fingerprint = joined_digest((runner.fingerprint, sampler.digest))
     scheduler = Scheduler(
         BlockPool(config.num_blocks, config.block_size, config.cache_blocks),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from worker.params import SamplingParams
     from worker.sampling.penalties import TokenCounts
+
+NON_FINITE: Final = "non-finite logits"
+NOTHING_LEFT: Final = "no token can be chosen: all that the model leaves possible are banned"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class LogitRows:
             return logits[first:past]
         copy = self.buffer("rows", len(rows), logits.device)
         copy[:, self.vocabulary :] = -torch.inf
-        self._scanner.copy(logits, np.array(rows, dtype=np.int64), copy)
+        torch.index_select(logits, 0, torch.tensor(rows, device=logits.device), out=copy[:, : self.vocabulary])
         return copy
 
     def buffer(self, name: str, count: int, device: torch.device) -> torch.Tensor:
@@ -127,7 +127,7 @@ class LogitRows:
 
     def copy_into(self, buffer: torch.Tensor, rows: Ints) -> None:
         """Copy some of the model's rows."""
-        self._scanner.copy(self._parts[0], rows, buffer)
+        torch.index_select(self._parts[0], 0, torch.from_numpy(rows).to(buffer.device), out=buffer)
 
 
 @dataclass(frozen=True, slots=True)

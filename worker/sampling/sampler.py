@@ -1,4 +1,4 @@
-"""Choosing the next token of every sequence in one go.
+"""Choosing the next token of every sequence in one go: by torch on any device, or by native kernels, see ``native``.
 
 A row's token depends on its logits, its parameters and its random number, and on nothing else: not on the other rows,
 nor on how many there are, nor on the number of threads. Two things see to that:
@@ -23,10 +23,11 @@ import torch
 
 from worker.sampling.adjust import adjust
 from worker.sampling.batch import Batch, distinct_rows
-from worker.sampling.draw import Drawn, TokenLogprobs
+from worker.sampling.draw import NON_FINITE, NOTHING_LEFT, Drawn, TokenLogprobs
 from worker.sampling.likeliest import MOST_ROWS
 from worker.sampling.logit_rows import LogitRows, Scratch, Wanted
 from worker.sampling.logprobs import token_logprobs
+from worker.sampling.native import NativeSampler
 from worker.sampling.scan import Scanner
 
 if TYPE_CHECKING:
@@ -38,19 +39,12 @@ if TYPE_CHECKING:
 AT_ONCE: Final = MOST_ROWS
 """Draws, or scores, that are made at once. It bounds the buffers too, which hold a row for each of them at most."""
 
-NON_FINITE: Final = "non-finite logits"
-NOTHING_LEFT: Final = "no token can be chosen: all that the model leaves possible are banned"
-
 
 class TorchSampler:
-    """Implements ``worker.sampling.draw.Sampler``. One caller at a time: it keeps its buffers.
+    """Implements ``worker.sampling.draw.Sampler``. One caller at a time: it keeps its buffers."""
 
-    Args:
-        native: kernels for the passes over whole vocabularies; None: by torch.
-    """
-
-    def __init__(self, native: Native | None = None) -> None:
-        self._scanner = Scanner(native)
+    def __init__(self) -> None:
+        self._scanner = Scanner()
         self._scratch = Scratch()
 
     @property
@@ -103,3 +97,8 @@ class TorchSampler:
             for index, scored in zip(good.tolist(), token_logprobs(rows, wanted, wanted, ids, tops), strict=True):
                 result[index] = scored
         return result
+
+
+def sampler_for(device: torch.device, native: Native | None) -> TorchSampler | NativeSampler:
+    """The fastest for logits on a device, with these kernels."""
+    return NativeSampler(native) if native is not None and device.type == "cpu" else TorchSampler()

@@ -10,18 +10,18 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from worker.engine import Engine
 from worker.kernels.native.library import best
 from worker.params import SamplingParams, StopParams
-from worker.sampling.sampler import TorchSampler
+from worker.sampling.sampler import sampler_for
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    import torch
 
     from worker.detokenize import TokenBytes
     from worker.sampling.draw import TokenLogprobs
@@ -119,7 +119,7 @@ def engine_over(
     return Engine(
         runner,
         scheduler,
-        sampler=TorchSampler(best(2)),
+        sampler=sampler_for(torch.device("cpu"), best(2)),
         text_stream=table.stream,
         eos_token_ids=eos_token_ids,
         fingerprint="differential",

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.unit.worker.sampling import SAMPLERS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from worker.sampling.draw import Sampler
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -18,3 +22,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=SAMPLERS)
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    return SAMPLERS[request.param]

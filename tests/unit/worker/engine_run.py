@@ -11,7 +11,7 @@ from tests.unit.worker.paged_model import EOS, TABLE, VOCAB, Forced, PagedModel
 from worker.engine import Engine
 from worker.kernels.native.library import best
 from worker.params import SamplingParams, StopParams
-from worker.sampling.sampler import TorchSampler
+from worker.sampling.sampler import sampler_for
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
 from worker.sequence import Finish, Request
@@ -68,7 +68,7 @@ def engine_over(
     return Engine(
         model,
         scheduler,
-        sampler=TorchSampler(best(2)),
+        sampler=sampler_for(torch.device("cpu"), best(2)),
         text_stream=TABLE.stream,
         eos_token_ids=[EOS],
         fingerprint="paged model",

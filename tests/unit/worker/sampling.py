@@ -9,30 +9,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tests.unit.worker.kernels.native import NATIVE
-from worker.kernels.native.library import best
+from tests.unit.worker.kernels.native import NATIVE, TEAMS
 from worker.params import SamplingParams
 from worker.sampling.draw import Draw
+from worker.sampling.native import NativeSampler
 from worker.sampling.sampler import TorchSampler
-from worker.sampling.scan import Scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from worker.sampling.draw import Sampler
+
 VOCAB = 1000  # no multiple of the sampler's block
 GREEDY = SamplingParams(temperature=0.0)
-SAMPLER = TorchSampler(best(2))
-"""One for all tests: what is left in its buffers must not matter."""
-SCANNERS = {"torch": Scanner(), **{level: Scanner(native) for level, native in NATIVE.items()}}
-"""By torch, and by every build of the native kernels that runs here."""
+SAMPLERS: dict[str, Sampler] = {
+    "torch": TorchSampler(),
+    **{level: NativeSampler(native) for level, native in NATIVE.items()},
+    **{f"{level}, 3 threads": NativeSampler(native) for level, native in [*TEAMS.items()][:1]},
+}
+"""Torch's, and one with every build of the native kernels that runs here. One for all tests each: what is left in its
+buffers must not matter."""
 
 
 def random_logits(rows: int, vocabulary: int = VOCAB, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def tokens_of(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    return [drawn.token_id for drawn in SAMPLER.draw(logits, draws)]
+def tokens_of(sampler: Sampler, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    return [drawn.token_id for drawn in sampler.draw(logits, draws)]
 
 
 def each_row(params: Sequence[SamplingParams], positions: Sequence[int] | None = None, choice: int = 0) -> list[Draw]:
@@ -41,14 +45,16 @@ def each_row(params: Sequence[SamplingParams], positions: Sequence[int] | None =
     return [Draw(row, own, choice, place) for row, (own, place) in enumerate(zip(params, places, strict=True))]
 
 
-def alone(logits: torch.Tensor, params: SamplingParams, position: int = 0, choice: int = 0) -> int | None:
-    (token,) = tokens_of(logits[None], [Draw(0, params, choice, position)])
+def alone(
+    sampler: Sampler, logits: torch.Tensor, params: SamplingParams, position: int = 0, choice: int = 0
+) -> int | None:
+    (token,) = tokens_of(sampler, logits[None], [Draw(0, params, choice, position)])
     return token
 
 
-def many(logits: torch.Tensor, params: SamplingParams, count: int) -> list[int]:
+def many(sampler: Sampler, logits: torch.Tensor, params: SamplingParams, count: int) -> list[int]:
     """Tokens of ``count`` successive positions over the same logits."""
-    tokens = tokens_of(logits[None], [Draw(0, params, 0, position) for position in range(count)])
+    tokens = tokens_of(sampler, logits[None], [Draw(0, params, 0, position) for position in range(count)])
     found = [token for token in tokens if token is not None]
     assert len(found) == count
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.sampling import (
     GREEDY,
-    SAMPLER,
     VOCAB,
     alone,
     chi_square_fits,
@@ -24,11 +24,13 @@ from tests.unit.worker.sampling import (
 )
 from worker.params import SamplingParams
 from worker.sampling.adjust import adjust
-from worker.sampling.draw import Draw
+from worker.sampling.draw import NOTHING_LEFT, Draw
 from worker.sampling.penalties import TokenCounts
-from worker.sampling.sampler import NOTHING_LEFT
 
 MOST = torch.finfo(torch.float32).max
+
+if TYPE_CHECKING:
+    from worker.sampling.draw import Sampler
 
 
 def adjusted(logits: list[float], draw: Draw) -> list[float]:
@@ -74,71 +76,73 @@ def test_what_is_impossible_stays_so_and_nothing_else_becomes_it() -> None:
 
 
 @pytest.mark.parametrize("penalty", [1e-9, 0.01, 1.0, 2.0, 100.0])
-def test_a_repetition_penalty_of_any_size_beside_plain_requests(penalty: float) -> None:
+def test_a_repetition_penalty_of_any_size_beside_plain_requests(sampler: Sampler, penalty: float) -> None:
     """C16: it takes effect for its own row, and nothing else changes."""
     logits = random_logits(3, seed=21)
-    plain = tokens_of(logits, each_row([SamplingParams(seed=row) for row in range(3)]))
+    plain = tokens_of(sampler, logits, each_row([SamplingParams(seed=row) for row in range(3)]))
     best = int(logits[1].argmax())
     draws = each_row([SamplingParams(seed=row) for row in range(3)])
     draws[1] = Draw(1, replace(GREEDY, repetition_penalty=penalty), 0, 1, TokenCounts([best], [best]))
-    got = tokens_of(logits, draws)
+    got = tokens_of(sampler, logits, draws)
     assert (got[0], got[2]) == (plain[0], plain[2])
     assert (got[1] == best) == (penalty <= 1.0)
 
 
-def test_greedy_is_by_the_changed_logits() -> None:
+def test_greedy_is_by_the_changed_logits(sampler: Sampler) -> None:
     logits = torch.zeros(VOCAB)
     logits[[10, 20, 30]] = torch.tensor([3.0, 2.0, 1.0])
     row = logits[None]
-    assert alone(logits, replace(GREEDY, logit_bias=((30, 2.5),))) == 30
-    assert tokens_of(row, [Draw(0, GREEDY, 0, 0, banned=frozenset([10, 20]))]) == [30]
+    assert alone(sampler, logits, replace(GREEDY, logit_bias=((30, 2.5),))) == 30
+    assert tokens_of(sampler, row, [Draw(0, GREEDY, 0, 0, banned=frozenset([10, 20]))]) == [30]
     frequent = TokenCounts([], [10, 10, 20])
-    assert tokens_of(row, [Draw(0, replace(GREEDY, frequency_penalty=0.9), 0, 0, frequent)]) == [10]
-    assert tokens_of(row, [Draw(0, replace(GREEDY, frequency_penalty=1.2), 0, 0, frequent)]) == [30]
-    assert tokens_of(row, [Draw(0, replace(GREEDY, top_k=1, presence_penalty=5.0), 0, 0, frequent)]) == [30]
+    assert tokens_of(sampler, row, [Draw(0, replace(GREEDY, frequency_penalty=0.9), 0, 0, frequent)]) == [10]
+    assert tokens_of(sampler, row, [Draw(0, replace(GREEDY, frequency_penalty=1.2), 0, 0, frequent)]) == [30]
+    assert tokens_of(sampler, row, [Draw(0, replace(GREEDY, top_k=1, presence_penalty=5.0), 0, 0, frequent)]) == [30]
 
 
-def test_the_distribution_is_that_of_the_changed_logits() -> None:
+def test_the_distribution_is_that_of_the_changed_logits(sampler: Sampler) -> None:
     logits = random_logits(1, 200, seed=22, scale=1.0)[0]
     bias = tuple((token, 1.0) for token in range(0, 200, 3))
     expected = logits.double()
     expected[::3] += 1.0
-    assert chi_square_fits(many(logits, SamplingParams(logit_bias=bias, seed=1), 5000), torch.softmax(expected, -1))
+    assert chi_square_fits(
+        many(sampler, logits, SamplingParams(logit_bias=bias, seed=1), 5000), torch.softmax(expected, -1)
+    )
 
 
-def test_a_cold_temperature_with_most_tokens_biased_away() -> None:
+def test_a_cold_temperature_with_most_tokens_biased_away(sampler: Sampler) -> None:
     """C10: a valid token with a finite log-probability."""
     logits = random_logits(1, seed=23)
     bias = tuple((token, -100.0) for token in range(VOCAB) if token not in (5, 6))
     for seed in range(10):
         draw = Draw(0, SamplingParams(temperature=0.01, logit_bias=bias, seed=seed), 0, 0, logprobs=0)
-        (drawn,) = SAMPLER.draw(logits, [draw])
+        (drawn,) = sampler.draw(logits, [draw])
         assert drawn.token_id == 5 + int(logits[0, 6] > logits[0, 5])
         assert drawn.logprobs is not None
         assert math.isfinite(drawn.logprobs.logprob)
 
 
-def test_when_all_that_is_possible_is_banned_there_is_a_clear_error() -> None:
+def test_when_all_that_is_possible_is_banned_there_is_a_clear_error(sampler: Sampler) -> None:
     logits = random_logits(3, seed=24)
     logits[1, 2:] = -math.inf
     draws = each_row([SamplingParams(), SamplingParams(), GREEDY])
-    expected = tokens_of(logits, draws)
+    expected = tokens_of(sampler, logits, draws)
     draws[1] = replace(draws[1], banned=frozenset([0, 1]), logprobs=1)
-    got = SAMPLER.draw(logits, draws)
+    got = sampler.draw(logits, draws)
     assert [drawn.token_id for drawn in got] == [expected[0], None, expected[2]]
     assert (got[1].error, got[1].logprobs, got[1].finite) == (NOTHING_LEFT, None, True)
     draws[1] = replace(draws[1], banned=frozenset([1]))
-    assert tokens_of(logits, draws) == [expected[0], 0, expected[2]]
+    assert tokens_of(sampler, logits, draws) == [expected[0], 0, expected[2]]
 
 
-def test_a_ban_on_an_id_beyond_the_vocabulary_touches_nobody() -> None:
+def test_a_ban_on_an_id_beyond_the_vocabulary_touches_nobody(sampler: Sampler) -> None:
     """An end token that the model names and its vocabulary does not have."""
     logits = random_logits(2, 100, seed=25)
-    expected = tokens_of(logits, each_row([GREEDY] * 2))
+    expected = tokens_of(sampler, logits, each_row([GREEDY] * 2))
     draws = [
         replace(draw, banned=frozenset([100, 128 + int(logits[1].argmax()), 2**31])) for draw in each_row([GREEDY] * 2)
     ]
-    assert tokens_of(logits, draws) == expected
+    assert tokens_of(sampler, logits, draws) == expected
 
 
 def test_biases_are_those_of_each_request() -> None:

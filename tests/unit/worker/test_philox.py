@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import torch
 from tests.unit.worker.sampling import VOCAB, alone, chi_square_fits, random_logits
 from worker.params import SamplingParams
 from worker.sampling.philox import philox, uniforms
+
+if TYPE_CHECKING:
+    from worker.sampling.draw import Sampler
 
 
 @pytest.mark.parametrize(
@@ -69,18 +73,18 @@ def test_neighbouring_seeds_choices_and_positions_have_nothing_to_do_with_each_o
         assert abs(np.corrcoef(one.reshape(-1), next_one.reshape(-1))[0, 1]) < 0.04
 
 
-def test_every_part_of_the_counter_matters() -> None:
+def test_every_part_of_the_counter_matters(sampler: Sampler) -> None:
     logits = random_logits(1, scale=1.0)[0]
-    base = [alone(logits, SamplingParams(seed=1), position) for position in range(20)]
-    assert base == [alone(logits, SamplingParams(seed=1), position) for position in range(20)]
-    assert base != [alone(logits, SamplingParams(seed=2), position) for position in range(20)]
-    assert base != [alone(logits, SamplingParams(seed=1), position, choice=1) for position in range(20)]
-    assert base != [alone(logits, SamplingParams(seed=1 + 2**32), position) for position in range(20)]
+    base = [alone(sampler, logits, SamplingParams(seed=1), position) for position in range(20)]
+    assert base == [alone(sampler, logits, SamplingParams(seed=1), position) for position in range(20)]
+    assert base != [alone(sampler, logits, SamplingParams(seed=2), position) for position in range(20)]
+    assert base != [alone(sampler, logits, SamplingParams(seed=1), position, choice=1) for position in range(20)]
+    assert base != [alone(sampler, logits, SamplingParams(seed=1 + 2**32), position) for position in range(20)]
     assert len(set(base)) > 10
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
-def test_every_seed_of_64_bits_works(seed: int) -> None:
-    token = alone(random_logits(1)[0], SamplingParams(seed=seed))
+def test_every_seed_of_64_bits_works(sampler: Sampler, seed: int) -> None:
+    token = alone(sampler, random_logits(1)[0], SamplingParams(seed=seed))
     assert token is not None
     assert 0 <= token < VOCAB

@@ -9,14 +9,13 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.worker.sampling import SAMPLER
+from tests.unit.worker.sampling import SAMPLERS
 from worker.params import SamplingParams
 from worker.sampling.batch import LARGE_SHARE
 from worker.sampling.choose import TRIES
-from worker.sampling.draw import Draw
+from worker.sampling.draw import NON_FINITE, NOTHING_LEFT, Draw
 from worker.sampling.penalties import TokenCounts
 from worker.sampling.philox import uniforms
-from worker.sampling.sampler import NON_FINITE, NOTHING_LEFT
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -139,9 +138,14 @@ def test_it_draws_what_the_reference_draws(row: npt.NDArray[np.float32], data: s
         several = [Draw(0, SamplingParams(top_k=700, top_p=0.5, min_p=0.1, seed=seed), 0, 0) for seed in range(5)]
     else:
         several = [data.draw(draws(len(row), 0)) for _ in range(5)]
-    for draw, drawn in zip(several, SAMPLER.draw(torch.from_numpy(row)[None], several), strict=True):
+    logits = torch.from_numpy(row)[None]
+    drawn = {name: sampler.draw(logits, several) for name, sampler in SAMPLERS.items()}
+    for place, draw in enumerate(several):
         own = adjusted(row, draw)
         if own.max() == -np.inf:
-            assert drawn.error == (NON_FINITE if row.max() == -np.inf else NOTHING_LEFT)
+            error = NON_FINITE if row.max() == -np.inf else NOTHING_LEFT
+            assert {each[place].error for each in drawn.values()} == {error}
             continue
-        assert drawn.token_id in possible_tokens(own, draw), draw
+        possible = possible_tokens(own, draw)
+        for name, each in drawn.items():
+            assert each[place].token_id in possible, (name, draw)

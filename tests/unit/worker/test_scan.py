@@ -1,4 +1,4 @@
-"""The passes over whole vocabularies, by torch and by every build of the native kernels."""
+"""The passes over whole vocabularies by torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.worker.kernels.native import NATIVE, TEAMS
-from tests.unit.worker.sampling import SCANNERS, random_logits
+from tests.unit.worker.sampling import random_logits
 from worker.sampling.scan import BLOCK, Scanner
 
 WIDTH = 20 * BLOCK
+scan = Scanner()
 
 
 def every_row(rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -21,8 +21,7 @@ def degrees(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.array(values, dtype=np.float32)
 
 
-@pytest.mark.parametrize("scan", SCANNERS.values(), ids=SCANNERS)
-def test_maxima_are_exact_and_sums_are_near(scan: Scanner) -> None:
+def test_maxima_are_exact_and_sums_are_near() -> None:
     logits = random_logits(5, WIDTH, seed=1, scale=8)
     logits[1] -= 1000
     logits[2, 7] = 3e38
@@ -38,8 +37,7 @@ def test_maxima_are_exact_and_sums_are_near(scan: Scanner) -> None:
     assert (found.sums[4, 1:3] == 0).all()
 
 
-@pytest.mark.parametrize("scan", SCANNERS.values(), ids=SCANNERS)
-def test_what_is_not_finite_shows_in_its_row_alone(scan: Scanner) -> None:
+def test_what_is_not_finite_shows_in_its_row_alone() -> None:
     logits = random_logits(9, WIDTH, seed=2)
     expected = scan(logits.clone(), every_row(9), np.ones(9, dtype=np.float32))
     for place in (0, 15, 16, 63, 64, WIDTH - 1):
@@ -56,43 +54,26 @@ def test_what_is_not_finite_shows_in_its_row_alone(scan: Scanner) -> None:
     assert (scan(given, every_row(9), np.ones(9, dtype=np.float32)).highest == -np.inf).all()
 
 
-@pytest.mark.parametrize("level", [None, *NATIVE])
-def test_a_row_has_the_same_bits_in_any_company(level: str | None) -> None:
+def test_a_row_has_the_same_bits_in_any_company() -> None:
     logits = random_logits(33, WIDTH, seed=3)
     temperatures = degrees(*(0.1 + 0.05 * row for row in range(33)))
-    scanners = [Scanner()] if level is None else [Scanner(NATIVE[level]), Scanner(TEAMS[level])]
-    alone = [scanners[0](logits[row : row + 1], every_row(1), temperatures[row : row + 1]) for row in range(33)]
-    for scan in scanners:
-        found = scan(logits, every_row(33), temperatures)
-        some = scan(logits[3:30:2].contiguous(), every_row(14), temperatures[3:30:2])
-        for row, one in enumerate(alone):
-            assert np.array_equal(one.sums[0], found.sums[row])
-            assert np.array_equal(one.maxima[0], found.maxima[row])
-        assert np.array_equal(some.sums, found.sums[3:30:2])
-
-
-@pytest.mark.parametrize("level", [*NATIVE])
-def test_exp_is_within_two_units_in_the_last_place(level: str) -> None:
-    """Each weight alone in its block."""
-    powers = -torch.linspace(0, 86.9, 4000)
-    logits = torch.full((1, 4000 * BLOCK), -torch.inf)
-    logits[0, ::BLOCK] = powers
-    found = Scanner(NATIVE[level])(logits, every_row(1), degrees(1)).sums[0]
-    exact = powers.double().exp()
-    units = torch.from_numpy(found).double().sub(exact).abs() / torch.from_numpy(np.spacing(exact.float().numpy()))
-    assert float(units.max()) < 2
+    alone = [scan(logits[row : row + 1], every_row(1), temperatures[row : row + 1]) for row in range(33)]
+    found = scan(logits, every_row(33), temperatures)
+    some = scan(logits[3:30:2].contiguous(), every_row(14), temperatures[3:30:2])
+    for row, one in enumerate(alone):
+        assert np.array_equal(one.sums[0], found.sums[row])
+        assert np.array_equal(one.maxima[0], found.maxima[row])
+    assert np.array_equal(some.sums, found.sums[3:30:2])
 
 
 def test_no_sum_is_made_that_nobody_wants() -> None:
-    for scan in SCANNERS.values():
-        found = scan(random_logits(4, WIDTH), every_row(0), degrees())
-        assert found.sums.shape == (0, 20)
-        assert found.maxima.shape == (4, 20)
+    found = scan(random_logits(4, WIDTH), every_row(0), degrees())
+    assert found.sums.shape == (0, 20)
+    assert found.maxima.shape == (4, 20)
 
 
-@pytest.mark.parametrize("scan", SCANNERS.values(), ids=SCANNERS)
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 64])
-def test_weights_of_single_tokens_are_those_of_the_sums(scan: Scanner, count: int) -> None:
+def test_weights_of_single_tokens_are_those_of_the_sums(count: int) -> None:
     """Each alone in a block: what is drawn within a block is in proportion to the blocks, bit for bit."""
     logits = torch.full((1, count * BLOCK), -torch.inf)
     logits[0, ::BLOCK] = torch.linspace(-20, 3, count)
@@ -101,12 +82,3 @@ def test_weights_of_single_tokens_are_those_of_the_sums(scan: Scanner, count: in
     assert found.dtype == np.float64
     assert found.tolist() == scan(logits, every_row(1), temperatures[:1]).sums[0].astype(np.float64).tolist()
     assert found[-1] == 1
-
-
-@pytest.mark.parametrize("scan", SCANNERS.values(), ids=SCANNERS)
-def test_rows_are_copied(scan: Scanner) -> None:
-    logits = random_logits(6, 1000, seed=5)
-    rows, out = np.array([4, 0, 0, 5]), torch.full((4, 1024), -1.0)
-    scan.copy(logits, rows, out)
-    assert torch.equal(out[:, :1000], logits[rows])
-    assert (out[:, 1000:] == -1).all()

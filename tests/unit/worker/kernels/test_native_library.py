@@ -10,17 +10,21 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 import torch
 
 from tests.unit.worker.kernels.native import NATIVE
 from worker.kernels.native import library
 from worker.kernels.native.library import LEVELS, Native, NativeUnavailableError, address, best
-from worker.sampling.scan import Scanner
+from worker.params import SamplingParams
+from worker.sampling.draw import Draw
+from worker.sampling.native import NativeSampler
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+DRAW = Draw(0, SamplingParams(temperature=0.0), 0, 0)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="without a compiler nothing is built")
@@ -102,8 +106,7 @@ def test_threads_end_with_their_team() -> None:
 
     before = count()
     native = Native("portable", 5)
-    rows, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.float32)
-    Scanner(native)(torch.zeros(64, 64), rows, ones)
+    assert NativeSampler(native).draw(torch.zeros(64, 64), [DRAW])[0].token_id == 0
     assert count() == before + 4
     del native
     gc.collect()
@@ -113,11 +116,10 @@ def test_threads_end_with_their_team() -> None:
 @pytest.mark.skipif(not NATIVE, reason="nothing was built")
 def test_teams_end_whatever_their_threads_are_about() -> None:
     """Asleep after a long wait, spinning, or just waking up."""
-    rows, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.float32)
     for turn in range(300):
         native = Native("portable", 4)
         for _ in range(turn % 4):
-            Scanner(native)(torch.zeros(2, 64), rows, ones)
+            NativeSampler(native).draw(torch.zeros(2, 64), [DRAW, DRAW])
         if turn % 10 == 0:
             time.sleep(0.005)
         del native
@@ -131,4 +133,4 @@ class Nothing(ctypes.Structure):
 def test_a_second_caller_is_told() -> None:
     native = Native("portable", 1)
     with native._busy, pytest.raises(RuntimeError, match="at work for another caller"):
-        native.call("scan_logits", Nothing())
+        native.call("sample", Nothing())

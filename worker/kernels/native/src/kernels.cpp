@@ -1,7 +1,7 @@
 // What Python calls: plain C functions over memory that the caller owns. Built once per level, see setup.py.
 #include "decoder.h"
 #include "levels.h"
-#include "logits.h"
+#include "sampling.h"
 #include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -29,16 +29,8 @@ static int run(const Work& work) {
   return 0;
 }
 
-EXPORT int scan_logits(void* team, LogitScan* scan) {
-  return run([&] { static_cast<Team*>(team)->each(scan->rows, scan_row, scan); });
-}
-
-EXPORT int weigh_logits(void*, LogitWeights* given) {
-  return run([&] { weigh(*given); });
-}
-
-EXPORT int copy_rows(void* team, RowCopy* copy) {
-  return run([&] { static_cast<Team*>(team)->each(copy->rows, copy_row, copy); });
+EXPORT int sample(void* team, Sampling* sampling) {
+  return run([&] { static_cast<Team*>(team)->each(sampling->count, sample_piece, sampling); });
 }
 
 // What a decoder's steps work in, kept from step to step.
