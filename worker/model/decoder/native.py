@@ -92,7 +92,14 @@ class Step(ctypes.Structure):
         ("logits", ctypes.c_void_p),
         ("logits_stride", ctypes.c_int64),
         ("damaged", ctypes.c_void_p),
+        ("nanoseconds", ctypes.c_void_p),
     )
+
+
+SECTIONS: Final = (
+    *("prepare", "embed", "norm", "halve", "qkv", "write", "attend", "output", "gate_up", "down", "head"),
+)
+"""Parts of a step whose time can be measured; ``Section`` of ``watch.h``."""
 
 
 def padded(count: int, step: int) -> int:

@@ -64,6 +64,8 @@ class DecoderRunner:
         self.num_blocks = model.pages.shape[1]
         self.context_length = context_length
         self.fingerprint = ""
+        self.nanoseconds: npt.NDArray[np.int64] | None = None
+        """``[SECTIONS]``: what steps take, by section, is added here. None: it isn't measured."""
         self._run = native.new_run()
         """What steps work in, kept from step to step."""
         self._logits = torch.empty(0, 1)
@@ -113,6 +115,7 @@ class DecoderRunner:
                 logits=logits.data_ptr(),
                 logits_stride=logits.stride(0),
                 damaged=damaged.ctypes.data,
+                nanoseconds=None if self.nanoseconds is None else self.nanoseconds.ctypes.data,
             ),
         )
         logits = logits[:, : self.vocab_size]

@@ -1,4 +1,4 @@
-// Attention of some rows of one sequence over its pages, by one key/value head.
+// Attention of some rows over pages, by one key/value head: of one sequence, or of several that begin with the same pages.
 //
 // Keys are taken sixty-four at a time, from position 0 on, with the running maximum and sum of "Online normalizer
 // calculation for softmax" (Milakov and Gimelshein, 2018). Where these sixty-four begin depends on nothing but the
@@ -22,10 +22,53 @@ struct AttentionShape {
   int64_t window;        // keys that a token sees, itself included; 0: all
 };
 
-// Numbers that one thread works with. Kept from piece to piece.
-struct AttentionScratch {
-  std::vector<float> sums, maxima, totals;
-  std::vector<uint16_t> queries;  // one after the other; for tiles
+// One query: a head of a position.
+template <class Kind>
+struct Query {
+  const typename Kind::Number* numbers;  // [head]
+  typename Kind::Number* out;            // [head]
+  int64_t position;
+};
+
+// How far some queries of one thread have come. Kept from piece to piece, for its memory.
+template <class Kind>
+struct Attending {
+  std::vector<Query<Kind>> rows;
+  std::vector<float> sums, maxima, totals;       // [rows padded to LANES][head], [rows], [rows]
+  std::vector<typename Kind::Number> queries;    // [rows padded to LANES][head], for tiles alone
+
+  void begin(int64_t head) {
+    const int64_t count = static_cast<int64_t>(rows.size());
+    sums.assign(padded(count, LANES) * head, 0.0f);
+    maxima.assign(count, NOTHING);
+    totals.assign(count, 0.0f);
+    queries.assign(padded(count, LANES) * head, 0);
+    for (int64_t row = 0; row < count; row++)
+      std::memcpy(queries.data() + row * head, rows[row].numbers, head * sizeof(typename Kind::Number));
+  }
+
+  // Takes over some of another's queries where that has come to. Tiles go over sixteen rows at once: so what one sequence
+  // has is parted from the others' before anything is read that is its alone.
+  void take(const Attending& other, int64_t first, int64_t past, int64_t head) {
+    rows.assign(other.rows.begin() + first, other.rows.begin() + past);
+    begin(head);
+    std::copy(other.sums.begin() + first * head, other.sums.begin() + past * head, sums.begin());
+    std::copy(other.maxima.begin() + first, other.maxima.begin() + past, maxima.begin());
+    std::copy(other.totals.begin() + first, other.totals.begin() + past, totals.begin());
+  }
+
+  // The first key that a row sees.
+  int64_t lowest(const AttentionShape& shape) const {
+    int64_t position = rows[0].position;
+    for (const auto& row : rows) position = std::min(position, row.position);
+    return shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1) : 0;
+  }
+
+  int64_t past() const {
+    int64_t past = 0;
+    for (const auto& row : rows) past = std::max(past, row.position + 1);
+    return past;
+  }
 };
 
 // tanh by exp, within a few units in the last place of 1.
@@ -122,43 +165,31 @@ static inline void gather(const typename Kind::Number (*likelihoods)[CHUNK], con
   }
 }
 
-// Some queries of one sequence, of all heads that share a key/value head.
-template <class Kind>
-struct Queries {
-  const typename Kind::Number* rows;  // [count][heads][head], of the first position
-  typename Kind::Number* out;         // the same shape
-  int64_t first;                      // position of the first
-  int64_t count;
-  int64_t stride;                     // of a position, in both
-  const int32_t* table;
-};
-
 template <class Kind, int ROWS>
-static void attend_rows(const Queries<Kind>& queries, const Pages<Kind>& pages, const AttentionShape& shape,
-                        int64_t kv_head, int64_t index, int64_t chunk, AttentionScratch& scratch) {
-  const int64_t group = shape.heads / shape.kv_heads, begin = chunk * CHUNK;
+static void attend_rows(Attending<Kind>& all, const int32_t* table, const Pages<Kind>& pages,
+                        const AttentionShape& shape, int64_t kv_head, int64_t index, int64_t chunk) {
+  const int64_t begin = chunk * CHUNK;
   const typename Kind::Number* rows[ROWS];
   float* sums[ROWS];
-  int64_t past_all = 0;
+  int64_t past = 0;
   for (int row = 0; row < ROWS; row++) {
-    const int64_t position = (index + row) / group, head = kv_head * group + (index + row) % group;
-    rows[row] = queries.rows + position * queries.stride + head * shape.head;
-    sums[row] = scratch.sums.data() + (index + row) * shape.head;
-    past_all = std::max(past_all, queries.first + position + 1);
+    rows[row] = all.rows[index + row].numbers;
+    sums[row] = all.sums.data() + (index + row) * shape.head;
+    past = std::max(past, all.rows[index + row].position + 1);
   }
-  const int keys = static_cast<int>(std::min<int64_t>(past_all - begin, CHUNK));
+  const int keys = static_cast<int>(std::min<int64_t>(past - begin, CHUNK));
   if (keys <= 0) return;
   const int tiles = (keys + LANES - 1) / LANES;
   const typename Kind::Number *key_tiles[CHUNK_TILES], *value_tiles[CHUNK_TILES];
   for (int tile = 0; tile < tiles; tile++) {
-    key_tiles[tile] = pages.key_tile(queries.table, chunk * CHUNK_TILES + tile, kv_head);
-    value_tiles[tile] = pages.value_tile(queries.table, chunk * CHUNK_TILES + tile, kv_head);
+    key_tiles[tile] = pages.key_tile(table, chunk * CHUNK_TILES + tile, kv_head);
+    value_tiles[tile] = pages.value_tile(table, chunk * CHUNK_TILES + tile, kv_head);
   }
   alignas(64) float scores[ROWS][CHUNK];
   alignas(64) typename Kind::Number likelihoods[ROWS][CHUNK];
   score<Kind, ROWS>(rows, key_tiles, tiles, shape.head, scores);
   for (int row = 0; row < ROWS; row++) {
-    const int64_t position = queries.first + (index + row) / group;
+    const int64_t position = all.rows[index + row].position;
     const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
     const int64_t to = std::min<int64_t>(CHUNK, position + 1 - begin);
     if (from >= to) {
@@ -166,7 +197,7 @@ static void attend_rows(const Queries<Kind>& queries, const Pages<Kind>& pages, 
       continue;
     }
     const float keep = weigh_scores<Kind>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
-                                          scratch.maxima[index + row], scratch.totals[index + row], likelihoods[row]);
+                                          all.maxima[index + row], all.totals[index + row], likelihoods[row]);
     if (keep != 1.0f)
       for (int64_t d = 0; d < shape.head; d += LANES) store(sums[row] + d, mul(load(sums[row] + d), splat(keep)));
   }
@@ -178,29 +209,29 @@ static void attend_rows(const Queries<Kind>& queries, const Pages<Kind>& pages, 
 #endif
 
 template <class Kind>
-static void attend_chunk(const Queries<Kind>& queries, const Pages<Kind>& pages, const AttentionShape& shape,
-                         int64_t kv_head, int64_t rows, int64_t chunk, AttentionScratch& scratch) {
+static void attend_chunk(Attending<Kind>& all, const int32_t* table, const Pages<Kind>& pages,
+                         const AttentionShape& shape, int64_t kv_head, int64_t chunk) {
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<Kind, Bf16>) return attend_tiles(queries, pages, shape, kv_head, rows, chunk, scratch);
+  if constexpr (std::is_same_v<Kind, Bf16>) return attend_tiles(all, table, pages, shape, kv_head, chunk);
 #endif
+  const int64_t rows = static_cast<int64_t>(all.rows.size());
   for (int64_t index = 0; index < rows; index += QUERIES) {
     switch (std::min<int64_t>(QUERIES, rows - index)) {
-      case 4: attend_rows<Kind, 4>(queries, pages, shape, kv_head, index, chunk, scratch); break;
-      case 3: attend_rows<Kind, 3>(queries, pages, shape, kv_head, index, chunk, scratch); break;
-      case 2: attend_rows<Kind, 2>(queries, pages, shape, kv_head, index, chunk, scratch); break;
-      default: attend_rows<Kind, 1>(queries, pages, shape, kv_head, index, chunk, scratch);
+      case 4: attend_rows<Kind, 4>(all, table, pages, shape, kv_head, index, chunk); break;
+      case 3: attend_rows<Kind, 3>(all, table, pages, shape, kv_head, index, chunk); break;
+      case 2: attend_rows<Kind, 2>(all, table, pages, shape, kv_head, index, chunk); break;
+      default: attend_rows<Kind, 1>(all, table, pages, shape, kv_head, index, chunk);
     }
   }
 }
 
 // Asks for a chunk's keys and values before they are needed: blocks lie anywhere, so the processor can't guess.
 template <class Kind>
-static void fetch_chunk(const Queries<Kind>& queries, const Pages<Kind>& pages, int64_t kv_head, int64_t chunk) {
-  const int64_t past = queries.first + queries.count;
+static void fetch_chunk(const int32_t* table, int64_t past, const Pages<Kind>& pages, int64_t kv_head, int64_t chunk) {
   const int64_t size = LANES * pages.head * static_cast<int64_t>(sizeof(typename Kind::Number));
   for (int64_t tile = chunk * CHUNK_TILES; tile < (chunk + 1) * CHUNK_TILES && tile * LANES < past; tile++) {
-    const char* keys = reinterpret_cast<const char*>(pages.key_tile(queries.table, tile, kv_head));
-    const char* values = reinterpret_cast<const char*>(pages.value_tile(queries.table, tile, kv_head));
+    const char* keys = reinterpret_cast<const char*>(pages.key_tile(table, tile, kv_head));
+    const char* values = reinterpret_cast<const char*>(pages.value_tile(table, tile, kv_head));
     for (int64_t line = 0; line < size; line += 64) {
       __builtin_prefetch(keys + line, 0, 2);
       __builtin_prefetch(values + line, 0, 2);
@@ -208,25 +239,61 @@ static void fetch_chunk(const Queries<Kind>& queries, const Pages<Kind>& pages, 
   }
 }
 
+// Some queries go on from one chunk of a table to before another, or to the last that they see.
 template <class Kind>
-static void attend(const Queries<Kind>& queries, const Pages<Kind>& pages, const AttentionShape& shape, int64_t kv_head,
-                   AttentionScratch& scratch) {
-  const int64_t group = shape.heads / shape.kv_heads, rows = queries.count * group;
-  scratch.sums.assign(padded(rows, LANES) * shape.head, 0.0f);
-  scratch.queries.clear();
-  scratch.maxima.assign(rows, NOTHING);
-  scratch.totals.assign(rows, 0.0f);
-  const int64_t lowest = shape.window > 0 ? std::max<int64_t>(0, queries.first - shape.window + 1) : 0;
-  const int64_t chunks = (queries.first + queries.count + CHUNK - 1) / CHUNK;
-  fetch_chunk<Kind>(queries, pages, kv_head, lowest / CHUNK);
-  for (int64_t chunk = lowest / CHUNK; chunk < chunks; chunk++) {
-    fetch_chunk<Kind>(queries, pages, kv_head, chunk + 1);
-    attend_chunk<Kind>(queries, pages, shape, kv_head, rows, chunk, scratch);
+static void go_on(Attending<Kind>& all, const int32_t* table, const Pages<Kind>& pages, const AttentionShape& shape,
+                  int64_t kv_head, int64_t chunk, int64_t past_chunk) {
+  const int64_t past = std::min(all.past(), past_chunk * CHUNK);
+  chunk = std::max(chunk, all.lowest(shape) / CHUNK);
+  if (chunk * CHUNK < past) fetch_chunk<Kind>(table, past, pages, kv_head, chunk);
+  for (; chunk * CHUNK < past; chunk++) {
+    fetch_chunk<Kind>(table, past, pages, kv_head, chunk + 1);
+    attend_chunk<Kind>(all, table, pages, shape, kv_head, chunk);
   }
-  for (int64_t row = 0; row < rows; row++) {
-    const V share = splat(1.0f / scratch.totals[row]);
-    auto* out = queries.out + row / group * queries.stride + (kv_head * group + row % group) * shape.head;
+}
+
+template <class Kind>
+static void put_out(const Attending<Kind>& all, const AttentionShape& shape) {
+  for (size_t row = 0; row < all.rows.size(); row++) {
+    const V share = splat(1.0f / all.totals[row]);
     for (int64_t d = 0; d < shape.head; d += LANES)
-      Kind::store16(out + d, mul(load(scratch.sums.data() + row * shape.head + d), share));
+      Kind::store16(all.rows[row].out + d, mul(load(all.sums.data() + row * shape.head + d), share));
+  }
+}
+
+// Some positions of one sequence.
+template <class Kind>
+struct Reader {
+  const typename Kind::Number* rows;  // [count][heads][head], of the first position
+  typename Kind::Number* out;         // the same shape
+  int64_t first;                      // position of the first
+  int64_t count;
+  int64_t stride;                     // of a position, in both
+  const int32_t* table;
+};
+
+// Attention of all heads that share a key/value head. The tables of several readers are equal in their first `shared`
+// chunks, which all have before them. Those are read once for all, with as many queries at once as there are: the more
+// there are, the better tiles are filled. A query's numbers are the same as if it were alone: it goes through the same
+// chunks in the same order.
+template <class Kind>
+static void attend(const Reader<Kind>* readers, int64_t count, int64_t shared, const Pages<Kind>& pages,
+                   const AttentionShape& shape, int64_t kv_head) {
+  static thread_local Attending<Kind> all, own;
+  const int64_t group = shape.heads / shape.kv_heads;
+  all.rows.clear();
+  for (const Reader<Kind>* reader = readers; reader < readers + count; reader++)
+    for (int64_t row = 0; row < reader->count * group; row++) {
+      const int64_t place = row / group * reader->stride + (kv_head * group + row % group) * shape.head;
+      all.rows.push_back({reader->rows + place, reader->out + place, reader->first + row / group});
+    }
+  all.begin(shape.head);
+  go_on(all, readers->table, pages, shape, kv_head, 0, count == 1 ? INT32_MAX : shared);
+  if (count == 1) return put_out(all, shape);
+  int64_t first = 0;
+  for (const Reader<Kind>* reader = readers; reader < readers + count; first += reader->count * group, reader++) {
+    own.take(all, first, first + reader->count * group, shape.head);
+    go_on(own, reader->table, pages, shape, kv_head, shared, INT32_MAX);
+    put_out(own, shape);
   }
 }

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "attention.h"
+#include "parts.h"
 #include "products.h"
 #include "structures.h"
+#include "watch.h"
 
 // Memory that grows, aligned to what the processor reads at once, and zero at first.
 template <class T>
@@ -85,6 +87,7 @@ class Run {
   // Throws std::bad_alloc if there is no memory for it.
   void step(Team& team, const Step& step) {
     const Decoder& model = *step.decoder;
+    watch_ = Watch(step.nanoseconds);
     head_ = padded(model.head_dim, HEAD_STEP);
     const int64_t rows = padded(step.rows, ROW_STEP);
     qkv_stride_ = padded((model.heads + 2 * model.kv_heads) * model.head_dim, LANES);
@@ -102,38 +105,15 @@ class Run {
     high_ = high_memory_.at_least(rows * widest);
     low_ = low_memory_.at_least(rows * widest);
     scales_ = scale_memory_.at_least(rows);
-    cut(step, model);
+    parts_.cut(step, model);
+    watch_.ended(PREPARE);
     embed(team, step, model);
+    watch_.ended(EMBED);
     for (int64_t layer = 0; layer < model.layer_count; layer++) run(team, step, model, model.layers[layer]);
     finish(team, step, model);
   }
 
  private:
-  struct Part {
-    int64_t sequence, first, past;  // rows
-  };
-
-  // Rows of a sequence that are in one block are written by one thread; some more of them are attended to together.
-  void cut(const Step& step, const Decoder& model) {
-    writes_.clear();
-    reads_.clear();
-    const int64_t together = std::max<int64_t>(1, 32 * model.kv_heads / model.heads);
-    for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
-      const int64_t past = step.first_rows[sequence + 1];
-      for (int64_t row = step.first_rows[sequence]; row < past;) {
-        const int64_t next = std::min(past, row + model.block_size - step.positions[row] % model.block_size);
-        writes_.push_back({sequence, row, next});
-        row = next;
-      }
-      for (int64_t row = step.first_rows[sequence]; row < past; row += together)
-        reads_.push_back({sequence, row, std::min(past, row + together)});
-    }
-    // The longest texts last would leave all but one thread without work at the end.
-    std::stable_sort(reads_.begin(), reads_.end(), [&](const Part& a, const Part& b) {
-      return step.positions[a.past - 1] > step.positions[b.past - 1];
-    });
-  }
-
   void embed(Team& team, const Step& step, const Decoder& model) {
     const Number* table = static_cast<const Number*>(model.embedding);
     each(team, (step.rows + 15) / 16, [&](int64_t piece) {
@@ -155,11 +135,12 @@ class Run {
         });
       }
     });
+    watch_.ended(NORM);
   }
 
   // The residual stream gets a product's results, by way of a norm if there is one.
   void add_product(Team& team, int64_t rows, const Decoder& model, const Number* from, int64_t stride,
-                   const Weight& weight, const float* norm_weight) {
+                   const Weight& weight, const float* norm_weight, Section section) {
     float* to = norm_weight ? more_ : x_;
     times(team, from, stride, rows, weight, [&](int64_t unit, int64_t row, V low, V high) {
       const int64_t output = unit * UNIT, left = model.hidden - output;
@@ -174,12 +155,14 @@ class Run {
         add_to(here + LANES, high, left - LANES);
       }
     });
+    watch_.ended(section);
     if (!norm_weight) return;
     each(team, (rows + 7) / 8, [&](int64_t piece) {
       for (int64_t row = piece * 8; row < std::min(rows, piece * 8 + 8); row++)
         normed(more_ + row * model.hidden, norm_weight, model.hidden, model.norm_eps,
                [&](int64_t at, V v, int count) { add_to(x_ + row * model.hidden + at, v, count); });
     });
+    watch_.ended(NORM);
   }
 
   // A product, in whole numbers where the weights are.
@@ -197,6 +180,7 @@ class Run {
           halved.high[row * weight.inputs + at] = halved.low[row * weight.inputs + at] = 0;
       }
     });
+    watch_.ended(HALVE);
     whole_product(team, halved, count, weight, use);
   }
 
@@ -207,16 +191,20 @@ class Run {
       put(qkv_ + row * qkv_stride_ + output, biased(layer.qkv, output, low), left);
       put(qkv_ + row * qkv_stride_ + output + LANES, biased(layer.qkv, output + LANES, high), left - LANES);
     });
+    watch_.ended(QKV);
     const Pages<Kind> pages{static_cast<Number*>(layer.pages), model.block_size, model.kv_heads, head_};
-    each(team, writes_.size(), [&](int64_t piece) {
-      const Part& part = writes_[piece];
+    each(team, parts_.writes.size(), [&](int64_t piece) {
+      const Part& part = parts_.writes[piece];
       for (int64_t row = part.first; row < part.past; row++) place(step, model, layer, pages, part.sequence, row);
     });
+    watch_.ended(WRITE);
     attend_all(team, step, model, layer, pages);
-    add_product(team, step.rows, model, attended_, heads_stride_, layer.output, layer.post_attention_norm);
+    watch_.ended(ATTEND);
+    add_product(team, step.rows, model, attended_, heads_stride_, layer.output, layer.post_attention_norm, OUTPUT);
     norm(team, step.rows, model, layer.mlp_norm);
     multiply_gated(team, step.rows, model, layer.gate_up);
-    add_product(team, step.rows, model, inner_, inner_stride_, layer.down, layer.post_mlp_norm);
+    watch_.ended(GATE_UP);
+    add_product(team, step.rows, model, inner_, inner_stride_, layer.down, layer.post_mlp_norm, DOWN);
   }
 
   // Norms and rotates a row's queries and keys, and writes keys and values into its page.
@@ -265,16 +253,15 @@ class Run {
   void attend_all(Team& team, const Step& step, const Decoder& model, const Layer& layer, const Pages<Kind>& pages) {
     const AttentionShape shape{model.heads, model.kv_heads,          head_,
                                model.attention_scale, model.attention_softcap, layer.window};
-    each(team, reads_.size() * model.kv_heads, [&](int64_t piece) {
-      static thread_local AttentionScratch scratch;
-      const Part& part = reads_[piece / model.kv_heads];
-      const Queries<Kind> queries{queries_ + part.first * heads_stride_,
-                                  attended_ + part.first * heads_stride_,
-                                  step.positions[part.first],
-                                  part.past - part.first,
-                                  heads_stride_,
-                                  step.tables + step.table_starts[part.sequence]};
-      attend<Kind>(queries, pages, shape, piece % model.kv_heads, scratch);
+    each(team, parts_.readings.size() * model.kv_heads, [&](int64_t piece) {
+      static thread_local std::vector<Reader<Kind>> readers;
+      const Reading& reading = parts_.readings[piece / model.kv_heads];
+      readers.clear();
+      for (const Part& part : reading.parts)
+        readers.push_back({queries_ + part.first * heads_stride_, attended_ + part.first * heads_stride_,
+                           step.positions[part.first], part.past - part.first, heads_stride_,
+                           step.tables + step.table_starts[part.sequence]});
+      attend<Kind>(readers.data(), readers.size(), reading.shared, pages, shape, piece % model.kv_heads);
     });
   }
 
@@ -305,6 +292,7 @@ class Run {
       put(to, capped(model, biased(model.head, output, low)), left);
       put(to + LANES, capped(model, biased(model.head, output + LANES, high)), left - LANES);
     });
+    watch_.ended(HEAD);
   }
 
   static V capped(const Decoder& model, V v) {
@@ -319,5 +307,6 @@ class Run {
   int8_t *high_, *low_;
   Number *normed_, *queries_, *attended_, *inner_;
   int64_t head_, qkv_stride_, normed_stride_, heads_stride_, inner_stride_;
-  std::vector<Part> writes_, reads_;
+  Parts parts_;
+  Watch watch_;
 };

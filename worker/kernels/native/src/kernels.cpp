@@ -2,6 +2,7 @@
 #include "decoder.h"
 #include "levels.h"
 #include "sampling.h"
+#include "sweep.h"
 #include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -31,6 +32,11 @@ static int run(const Work& work) {
 
 EXPORT int sample(void* team, Sampling* sampling) {
   return run([&] { static_cast<Team*>(team)->each(sampling->count, sample_piece, sampling); });
+}
+
+// For measurements.
+EXPORT int sweep(void* team, Sweep* sweep) {
+  return run([&] { static_cast<Team*>(team)->each(sweep->pieces, sweep_piece, sweep); });
 }
 
 // What a decoder's steps work in, kept from step to step.

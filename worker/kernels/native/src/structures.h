@@ -50,4 +50,5 @@ struct Step {
   float* logits;               // [wanted, stride]
   int64_t logits_stride;
   uint8_t* damaged;  // [sequences]: set to 1 where a key or value is not finite
+  int64_t* nanoseconds;  // [SECTIONS], see watch.h; null: not measured
 };

@@ -60,32 +60,26 @@ static inline void gather_tiles(const uint16_t* likelihoods, const uint16_t* con
   }
 }
 
-static void attend_tiles(const Queries<Bf16>& queries, const Pages<Bf16>& pages, const AttentionShape& shape,
-                         int64_t kv_head, int64_t rows, int64_t chunk, AttentionScratch& scratch) {
-  const int64_t group = shape.heads / shape.kv_heads, begin = chunk * CHUNK, past = queries.first + queries.count;
-  if (scratch.queries.empty()) {
-    scratch.queries.assign(padded(rows, LANES) * shape.head, 0);
-    for (int64_t row = 0; row < rows; row++)
-      std::memcpy(scratch.queries.data() + row * shape.head,
-                  queries.rows + row / group * queries.stride + (kv_head * group + row % group) * shape.head,
-                  shape.head * 2);
-  }
+static void attend_tiles(Attending<Bf16>& all, const int32_t* table, const Pages<Bf16>& pages,
+                         const AttentionShape& shape, int64_t kv_head, int64_t chunk) {
+  const int64_t begin = chunk * CHUNK, rows = static_cast<int64_t>(all.rows.size());
   const uint16_t *keys[CHUNK_TILES], *values[CHUNK_TILES];
-  const int tiles = static_cast<int>((std::min<int64_t>(past - begin, CHUNK) + LANES - 1) / LANES);
+  const int tiles = static_cast<int>((std::min<int64_t>(all.past() - begin, CHUNK) + LANES - 1) / LANES);
   for (int tile = 0; tile < tiles; tile++) {
-    keys[tile] = pages.key_tile(queries.table, chunk * CHUNK_TILES + tile, kv_head);
-    values[tile] = pages.value_tile(queries.table, chunk * CHUNK_TILES + tile, kv_head);
+    keys[tile] = pages.key_tile(table, chunk * CHUNK_TILES + tile, kv_head);
+    values[tile] = pages.value_tile(table, chunk * CHUNK_TILES + tile, kv_head);
   }
   use_attention_tiles();
   alignas(64) float scores[LANES][CHUNK];
   alignas(64) uint16_t likelihoods[LANES][CHUNK];
   for (int64_t first = 0; first < rows; first += LANES) {
     const int64_t count = std::min<int64_t>(LANES, rows - first);
-    if (queries.first + (first + count - 1) / group < begin) continue;  // none of them sees so far
-    float* sums = scratch.sums.data() + first * shape.head;
-    score_tiles(scratch.queries.data() + first * shape.head, keys, tiles, shape.head, scores[0]);
+    const auto sees = [begin](const Query<Bf16>& row) { return row.position >= begin; };
+    if (std::none_of(all.rows.begin() + first, all.rows.begin() + first + count, sees)) continue;
+    float* sums = all.sums.data() + first * shape.head;
+    score_tiles(all.queries.data() + first * shape.head, keys, tiles, shape.head, scores[0]);
     for (int64_t row = 0; row < LANES; row++) {
-      const int64_t position = queries.first + (first + row) / group;
+      const int64_t position = row < count ? all.rows[first + row].position : 0;
       const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
       const int64_t to = std::min<int64_t>(CHUNK, position + 1 - begin);
       if (row >= count || from >= to) {
@@ -93,7 +87,7 @@ static void attend_tiles(const Queries<Bf16>& queries, const Pages<Bf16>& pages,
         continue;
       }
       const float keep = weigh_scores<Bf16>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
-                                            scratch.maxima[first + row], scratch.totals[first + row], likelihoods[row]);
+                                            all.maxima[first + row], all.totals[first + row], likelihoods[row]);
       if (keep != 1.0f)
         for (int64_t d = 0; d < shape.head; d += LANES)
           store(sums + row * shape.head + d, mul(load(sums + row * shape.head + d), splat(keep)));

@@ -1,0 +1,86 @@
+"""Sequences that begin with the same blocks are attended to together: with the bits that each has alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.unit.worker.kernels.native import NATIVE, TEAMS
+from tests.unit.worker.model import tiny
+from tests.unit.worker.model.decoder.test_runner import DTYPES, SOME, fresh, load, shuffled
+from tests.unit.worker.model.tiny import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from worker.model.decoder.runner import DecoderRunner
+
+pytestmark = pytest.mark.skipif(not NATIVE, reason="no compiler was found when the package was installed")
+
+PREFIX = tiny.tokens(144, seed=99)
+SHARED = (64, 144, 0, 128, 144, 144, 48, 128, 144, 144, 144, 64, 144, 112)
+"""How much of the prefix each sequence has: runs of 64 keys that are whole, and ones that are not; none; and more
+sequences with the same than are taken together."""
+
+
+def sharing(made: DecoderRunner, free: list[int], *, seen: int) -> list[Text]:
+    """Sequences on the blocks of one prefix, and ``seen`` tokens of their own beyond it, the first has most."""
+    prefix = fresh(made, PREFIX, free)
+    tiny.feed(made, prefix, len(PREFIX))
+    texts = []
+    for index, length in enumerate(SHARED):
+        ids = PREFIX[:length] + tiny.tokens(50 - index, seed=index)
+        text = fresh(made, ids, free)
+        text.table[: length // made.block_size] = prefix.table[: length // made.block_size]
+        text.done = length
+        texts.append(text)
+        tiny.step(made, (text, seen))
+    return texts
+
+
+@pytest.mark.parametrize("level", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", SOME)
+def test_each_has_the_bits_it_has_alone(
+    saved: Callable[[str], Path], name: str, dtype: torch.dtype, level: str
+) -> None:
+    made = load(saved(name), TEAMS[level], dtype)
+    free = shuffled(made)
+    texts = sharing(made, free, seen=17)
+    alone = [fresh(made, text.ids, free) for text in texts]
+    for text, solo in zip(texts, alone, strict=True):
+        tiny.feed(made, solo, text.done, *[1] * 12)
+    late = fresh(made, tiny.tokens(100, seed=77), free)
+    for count in range(12):
+        order = texts[count:] + texts[:count]
+        tiny.step(made, *((text, 1) for text in order[:6]), (late, 8), *((text, 1) for text in order[6:]))
+    for text, solo in zip(texts, alone, strict=True):
+        common = [length for length in text.logits if length in solo.logits]
+        assert len(common) >= 12
+        for length in common:
+            assert torch.equal(text.logits[length], solo.logits[length]), (length, len(text.ids))
+
+
+@pytest.mark.parametrize("level", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_what_is_not_finite_stays_in_its_sequence(
+    saved: Callable[[str], Path], dtype: torch.dtype, level: str
+) -> None:
+    """Behind what is shared; also where it was written before this step."""
+    made = load(saved("gemma2"), TEAMS[level], dtype)
+    texts = sharing(made, shuffled(made), seen=20)
+    rows = [text.next(1) for text in texts]
+    expected = made.forward(rows).clone()
+    for broken in (1, 4, 8):
+        own = texts[broken].table[SHARED[broken] // made.block_size]
+        kept = made.model.pages[:, own].clone()
+        made.model.pages[:, own] = torch.nan
+        got = made.forward(rows)
+        others = [index for index in range(len(texts)) if index != broken]
+        assert got[broken].isnan().all()
+        assert torch.equal(got[others], expected[others])
+        made.model.pages[:, own] = kept
+    assert torch.equal(made.forward(rows), expected)
