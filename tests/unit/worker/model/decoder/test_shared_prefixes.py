@@ -10,12 +10,12 @@ import torch
 from tests.unit.worker.kernels.native import NATIVE, TEAMS
 from tests.unit.worker.model import tiny
 from tests.unit.worker.model.decoder.test_runner import DTYPES, SOME, fresh, load, shuffled
-from tests.unit.worker.model.tiny import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.unit.worker.model.tiny import Text
     from worker.model.decoder.runner import DecoderRunner
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no compiler was found when the package was installed")
@@ -66,9 +66,7 @@ def test_each_has_the_bits_it_has_alone(
 
 @pytest.mark.parametrize("level", NATIVE)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_what_is_not_finite_stays_in_its_sequence(
-    saved: Callable[[str], Path], dtype: torch.dtype, level: str
-) -> None:
+def test_what_is_not_finite_stays_in_its_sequence(saved: Callable[[str], Path], dtype: torch.dtype, level: str) -> None:
     """Behind what is shared; also where it was written before this step."""
     made = load(saved("gemma2"), TEAMS[level], dtype)
     texts = sharing(made, shuffled(made), seen=20)
