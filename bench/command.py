@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import grpc.aio
 
+from bench.kernels_command import kernels
 from bench.machine import describe_machine
 from bench.offline_command import engine, peers
+from bench.params import LengthsParam, LevelsParam
+from bench.quality_command import quality
 from bench.runner import measure, warm_up
-from bench.workload import PROMPT_KINDS, Lengths, Workload
+from bench.workload import PROMPT_KINDS, Workload
 from kvstore.errors import KvError
 from ops.child import ChildFailed
 from ops.client import Client, describe, plain
@@ -50,32 +53,6 @@ class BenchConfig:
 
     def requests_at(self, concurrency: int) -> int:
         return self.requests or max(FEWEST_REQUESTS, REQUESTS_PER_PLACE * concurrency)
-
-
-class LengthsParam(click.ParamType[Lengths]):
-    """`N` or `LOW:HIGH`."""
-
-    name = "N|LOW:HIGH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
-        try:
-            return value if isinstance(value, Lengths) else Lengths.parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class LevelsParam(click.ParamType[tuple[int, ...]]):
-    """Comma-separated positive numbers."""
-
-    name = "N,N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is no list of positive numbers", param, ctx)
-        return tuple(int(part) for part in parts)
 
 
 @click.group("bench", invoke_without_command=True)
@@ -183,7 +160,9 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
 
 
 command.add_command(engine)
+command.add_command(kernels)
 command.add_command(peers)
+command.add_command(quality)
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""`octavo bench kernels`: options and what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.offline_command import CACHE, JSON, THREADS, cache_folder
+from bench.params import LevelsParam
+from ops.console import emit, emit_json, note
+from ops.show import print_table
+
+DTYPES = ("bfloat16", "float32", "int8")
+
+
+class DtypesParam(click.ParamType[tuple[str, ...]]):
+    """Comma-separated dtypes."""
+
+    name = "dtype,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(name.strip() for name in str(value).split(",")))
+        for name in names:
+            if name not in DTYPES:
+                self.fail(f"{name!r} is not one of {', '.join(DTYPES)}", param, ctx)
+        return names
+
+
+OUT = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="bench-results",
+    show_default=True,
+    help="Folder.",
+)
+KERNELS = click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
+
+
+@click.command("kernels")
+@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
+@click.option("--dtypes", type=DtypesParam(), default=",".join(DTYPES), show_default=True, help="One by one.")
+@click.option("--sequences", type=LevelsParam(), default="1,8,32", show_default=True, help="That decode in a step.")
+@click.option("--contexts", type=LevelsParam(), default="192,512", show_default=True, help="Tokens before theirs.")
+@click.option("--prompts", type=LevelsParam(), default="128,512", show_default=True, help="Tokens of one, in a step.")
+@click.option("--attention", type=LevelsParam(), default="64,512,4096", show_default=True, help="Tokens before others.")
+@click.option("--turns", type=click.IntRange(min=1), default=15, show_default=True, help="Of each measurement.")
+@click.option("--read-mib", type=click.IntRange(min=1), default=512, show_default=True, help="Read for the ceiling.")
+@KERNELS
+@THREADS
+@CACHE
+@OUT
+@JSON
+def kernels(*, out: Path, as_json: bool, cache: Path | None, threads: int | None, **values: Any) -> None:
+    """Measure each part of a step of the fused decoder beside what this machine can do.
+
+    Steps are run whole, as by a worker, and the kernels take their parts' times: medians are told. Bytes and operations
+    come from the model's shape: what a part can't do without. The ceiling is the longer of two times: its bytes at the
+    rate at which as many threads read memory on huge pages, and its operations at the best rate of products that our
+    own kernels or torch reach on shapes that suit them. A part whose numbers lie in a cache may be above it.
+    """
+    from bench.kernels import KernelsConfig, run_kernels
+    from bench.kernels_table import KERNELS_COLUMNS, kernels_cells, told
+    from worker.model.errors import ModelError
+
+    config = KernelsConfig(cache_dir=cache_folder(cache), threads=threads or 0, **values)
+    try:
+        results = run_kernels(config, note)
+    except (ModelError, MemoryError) as error:
+        raise click.ClickException(str(error)) from error
+    write(results, out / "kernels.json")
+    if as_json:
+        emit_json(results)
+        return
+    print_table(KERNELS_COLUMNS, [kernels_cells(line) for line in results["lines"]])
+    for line in told(results):
+        emit(line)
+
+
+def write(results: dict[str, Any], path: Path) -> None:
+    """Writes results as JSON, into a folder that is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    note(f"wrote {path}")

@@ -1,0 +1,73 @@
+"""Models for measurements: which kernels, and decoders of any shape with weights that are made up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from worker.kernels.native.library import Native, NativeUnavailableError, best
+from worker.model.decoder.native import NativeModel, padded
+from worker.model.decoder.runner import DecoderRunner
+from worker.model.decoder.weights import DecoderWeights, LayerWeights
+from worker.model.errors import ModelUnsupported
+
+if TYPE_CHECKING:
+    from worker.model.decoder.config import DecoderShape
+
+
+def chosen_kernels(kernels: str, threads: int) -> Native | None:
+    """The build that ``--kernels`` names: ``auto``, ``none`` or a level.
+
+    Raises:
+        ModelUnsupported: it isn't there, or can't run here.
+    """
+    if kernels == "none":
+        return None
+    if kernels == "auto":
+        return best(threads)
+    try:
+        return Native(kernels, threads)
+    except NativeUnavailableError as error:
+        raise ModelUnsupported(f"--kernels {kernels}: {error}") from error
+
+
+def made_up(
+    native: Native, shape: DecoderShape, dtype: torch.dtype, *, quantized: bool, tokens: int, block_size: int = 16
+) -> DecoderRunner:
+    """A decoder with random weights and no rotation, with pages for so many tokens. Its shape has no biases, and no
+    norms but those before attention, MLP and head."""
+    extras = (shape.qk_norm, shape.sandwich, shape.qkv_bias, shape.output_bias, shape.mlp_bias)
+    assert not any(extras), extras
+    numbers = torch.Generator().manual_seed(0)
+
+    def matrix(outputs: int, inputs: int) -> torch.Tensor:
+        return torch.randn(outputs, inputs, generator=numbers).mul_(inputs**-0.5).to(dtype)
+
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layers = tuple(
+        LayerWeights(
+            input_norm=torch.ones(shape.hidden),
+            qkv=matrix(query + 2 * key, shape.hidden),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            output=matrix(shape.hidden, query),
+            output_bias=None,
+            post_attention_norm=None,
+            mlp_norm=torch.ones(shape.hidden),
+            gate=matrix(shape.intermediate, shape.hidden),
+            gate_bias=None,
+            up=matrix(shape.intermediate, shape.hidden),
+            up_bias=None,
+            down=matrix(shape.hidden, shape.intermediate),
+            down_bias=None,
+            post_mlp_norm=None,
+        )
+        for _ in shape.layers
+    )
+    embedding = matrix(shape.vocab, shape.hidden)
+    weights = DecoderWeights(embedding=embedding, layers=layers, final_norm=torch.ones(shape.hidden), head=embedding)
+    blocks = padded(tokens, block_size) // block_size
+    model = NativeModel(shape, weights, (), num_blocks=blocks, block_size=block_size, quantized=quantized)
+    return DecoderRunner(native, model, vocab_size=shape.vocab, block_size=block_size, context_length=tokens)

@@ -1,0 +1,35 @@
+"""What options of the bench commands take beside what click knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bench.workload import Lengths
+
+
+class LengthsParam(click.ParamType[Lengths]):
+    """`N` or `LOW:HIGH`."""
+
+    name = "N|LOW:HIGH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
+        try:
+            return value if isinstance(value, Lengths) else Lengths.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class LevelsParam(click.ParamType[tuple[int, ...]]):
+    """Comma-separated positive numbers."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is no list of positive numbers", param, ctx)
+        return tuple(int(part) for part in parts)
