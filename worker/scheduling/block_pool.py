@@ -28,6 +28,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from worker.scheduling.block import Block, Event, EventKind, IntegrityError
+from worker.scheduling.free_list import FreeRuns, FreeStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,15 +39,18 @@ if TYPE_CHECKING:
 class BlockPool:
     """Hands out blocks, counts who uses them, and finds those that hold a known prefix."""
 
-    def __init__(self, num_blocks: int, block_size: int, cache_blocks: int | None = None) -> None:
+    def __init__(self, num_blocks: int, block_size: int, cache_blocks: int | None = None, block_run: int = 1) -> None:
         """A pool of ``num_blocks`` free blocks of ``block_size`` token positions each.
 
-        At most ``cache_blocks`` of them stay cached at once; None: as many as there are.
+        At most ``cache_blocks`` of them stay cached at once; None: as many as there are. Which of several free blocks
+        comes next: a neighbour, in runs of up to ``block_run``; with 1, the one freed last.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least 1 block of 1 token, not {num_blocks} of {block_size}")
         if cache_blocks is not None and cache_blocks < 0:
             raise ValueError(f"cache_blocks is {cache_blocks}; it must be at least 0")
+        if block_run < 1:
+            raise ValueError(f"block_run is {block_run}; it must be at least 1")
         self.block_size = block_size
         self.cache_blocks = num_blocks if cache_blocks is None else cache_blocks
         self.evictions = 0
@@ -56,8 +60,7 @@ class BlockPool:
         self.returns = 0
         """Blocks that became available so far. While this stands still there is no more room than there was."""
         self._blocks = [Block(index) for index in range(num_blocks)]
-        # Last freed, first reused: its pages are still warm in the processor's caches.
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free = FreeStack(num_blocks) if block_run == 1 else FreeRuns(num_blocks, block_run)
         # Least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         # In the order in which they were offered, so that parents come before what continues them.
@@ -107,18 +110,20 @@ class BlockPool:
         entry = self._blocks[block]
         return entry.refs - sources == 1 and entry.hash is None
 
-    def allocate(self, count: int) -> list[int] | None:
+    def allocate(self, count: int, table: Sequence[int] = ()) -> list[int] | None:
         """Take ``count`` blocks with one reference each, or none at all (None) when there aren't as many.
 
-        Free blocks go first; then cached ones are evicted, least recently used first.
+        Free blocks go first; then cached ones are evicted, least recently used first. ``table`` is what the blocks are
+        to continue: where they may be neighbours, they are neighbours of its last one.
         """
-        if count > len(self._free) + len(self._cached):
+        free = min(count, len(self._free))
+        if count > free + len(self._cached):
             return None
-        taken = []
-        for _ in range(count):
-            block = self._blocks[self._free.pop() if self._free else self._evict()]
-            block.refs = 1
-            taken.append(block.id)
+        taken = self._free.take(free, table)
+        if free < count:
+            taken += self._free.in_order([self._evict() for _ in range(count - free)])
+        for block_id in taken:
+            self._blocks[block_id].refs = 1
         return taken
 
     def match(self, root: BlockHash, hashes: Sequence[BlockHash], token_ids: Sequence[int]) -> list[int]:
@@ -202,7 +207,7 @@ class BlockPool:
             self._withdraw(self._blocks[block_id])
             if block_id in self._cached:
                 del self._cached[block_id]
-                self._free.append(block_id)
+                self._free.add(block_id)
 
     def clear(self) -> None:
         """Stop offering anything. Present users keep their blocks."""
@@ -210,7 +215,8 @@ class BlockPool:
             block = self._blocks[block_id]
             block.hash, block.parent, block.after, block.tokens = None, None, None, ()
         self._by_hash.clear()
-        self._free += self._cached
+        for block_id in self._cached:
+            self._free.add(block_id)
         self._cached.clear()
         self._events.append(Event(EventKind.CLEARED))
 
@@ -225,7 +231,8 @@ class BlockPool:
         used = {block.id for block in self._blocks if block.refs > 0}
         states = Counter([*self._free, *self._cached, *used])
         if states != Counter(range(self.total)):
-            raise IntegrityError(f"blocks lost or in two states: {self._free}, {[*self._cached]}, {used}")
+            raise IntegrityError(f"blocks lost or in two states: {[*self._free]}, {[*self._cached]}, {used}")
+        self._free.check_integrity(used)
         if any(block.refs < 0 for block in self._blocks):
             raise IntegrityError("a block has a negative count of references")
         if len(self._cached) > self.cache_blocks:
@@ -265,11 +272,12 @@ class BlockPool:
     def _retire(self, block: Block) -> None:
         self.returns += 1
         if block.hash is None:
-            self._free.append(block.id)
+            self._free.add(block.id)
             return
         self._cached[block.id] = None
+        self._free.rest(block.id)
         if len(self._cached) > self.cache_blocks:
-            self._free.append(self._evict())
+            self._free.add(self._evict())
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)

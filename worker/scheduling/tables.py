@@ -48,7 +48,7 @@ class Tables:
             source = None
             if not missing:
                 return True
-        blocks = self._pool.allocate(missing + (source is not None))
+        blocks = self._pool.allocate(missing + (source is not None), table)
         if blocks is None:
             return False
         if source is not None:

@@ -54,8 +54,9 @@ class World:
         cache_blocks: int | None = None,
         logit_rows: int = 128,
         hash_bits: int = 256,
+        block_run: int = 1,
     ) -> None:
-        self.pool = BlockPool(num_blocks, block_size, cache_blocks)
+        self.pool = BlockPool(num_blocks, block_size, cache_blocks, block_run)
         self.scheduler = Scheduler(
             self.pool,
             max_running=max_running,
@@ -69,6 +70,8 @@ class World:
         self.steps = 0
         self.copies = 0
         self.offered: set[BlockHash] = set()
+        self.told: list[object] = []
+        """What was scheduled and what was told of prefixes, in order: all but the blocks' ids."""
         self._most_tokens = token_budget
         self._pages: list[list[int]] = [[-1] * block_size for _ in range(num_blocks)]
         self._nodes: dict[tuple[int | str, int], int] = {}
@@ -136,6 +139,7 @@ class World:
             assert owed <= served | waiting, "a stream was passed over"
             assert best is None or best not in waiting or self.scheduler.running[0].standing < best.standing
             assert not self.live or self.scheduler.running[0] in served, "the best did not run"
+        self.told += [(*entry.sequence.standing, entry.num_tokens, entry.sequence.num_computed) for entry in entries]
         self._run(schedule.copies, entries)
         for entry in entries:
             self._apply(entry, outcome(entry))
@@ -146,6 +150,7 @@ class World:
         """Between steps: books, pages, offers, bounds."""
         self.scheduler.check_integrity()
         for event in self.pool.take_events():
+            self.told.append(event)
             if event.kind is EventKind.CLEARED:
                 self.offered.clear()
             elif event.kind is EventKind.STORED:

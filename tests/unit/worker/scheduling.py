@@ -28,9 +28,10 @@ def make(
     logit_rows: int = 128,
     cache_blocks: int | None = None,
     block_size: int = BS,
+    block_run: int = 1,
 ) -> Scheduler:
     return Scheduler(
-        BlockPool(num_blocks, block_size, cache_blocks),
+        BlockPool(num_blocks, block_size, cache_blocks, block_run),
         max_running=max_running,
         token_budget=token_budget,
         context_length=context_length,

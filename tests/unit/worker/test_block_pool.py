@@ -175,8 +175,8 @@ def test_a_free_block_cannot_be_shared() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (lambda pool: pool._free.pop(), "lost or in two states"),
-        (lambda pool: pool._free.append(0), "lost or in two states"),
+        (lambda pool: pool._free.take(1, []), "lost or in two states"),
+        (lambda pool: pool._free.add(0), "lost or in two states"),
         (lambda pool: pool._by_hash.popitem(), "index of hashes"),
         (lambda pool: pool._cached.move_to_end(1), "evicted before"),
         (lambda pool: setattr(pool._blocks[3], "tokens", (1, 2, 3, 4)), "no name"),
@@ -211,3 +211,8 @@ def test_a_pool_needs_a_block_of_a_token(blocks: int, size: int) -> None:
 def test_the_limit_of_the_cache_is_no_negative_number() -> None:
     with pytest.raises(ValueError, match="cache_blocks is -1"):
         BlockPool(4, BS, cache_blocks=-1)
+
+
+def test_a_run_has_a_block() -> None:
+    with pytest.raises(ValueError, match="block_run is 0"):
+        BlockPool(4, BS, block_run=0)

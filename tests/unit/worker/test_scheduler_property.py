@@ -34,6 +34,7 @@ class Traffic(RuleBasedStateMachine):
         cache_blocks=st.sampled_from([None, None, 0, 1, 3]),
         logit_rows=st.sampled_from([1, 3, 128]),
         hash_bits=st.sampled_from([256, 256, 8]),
+        block_run=st.sampled_from([1, 1, 2, 4, 16]),
     )
     def start(self, **limits: int) -> None:
         self.world = World(**limits)
@@ -119,12 +120,24 @@ def test_thousands_of_steps() -> None:
     """Long lives on all kinds of pools. So that it can't pass for lack of anything happening, that is counted."""
     seen: Counter[str] = Counter()
     for seed in range(40):
-        seen += long_life(random.Random(seed), steps=120, mishaps=bool(seed % 2))
+        life, _ = long_life(random.Random(seed), steps=120, mishaps=bool(seed % 2))
+        seen += life
     assert seen["steps"] > 4800
     assert min(seen[name] for name in ("preemptions", "displacements", "evictions", "hits", "copies", "followers")) > 50
 
 
-def long_life(rng: random.Random, *, steps: int, mishaps: bool) -> Counter[str]:
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_change_nothing_but_which_block_is_taken(seed: int) -> None:
+    """Who runs, what is hit, what is evicted and in which order: all as without runs."""
+    without, told = long_life(random.Random(seed), steps=80, mishaps=bool(seed % 2))
+    for block_run in (2, 3, 8, 1000):
+        assert long_life(random.Random(seed), steps=80, mishaps=bool(seed % 2), block_run=block_run) == (without, told)
+
+
+def long_life(
+    rng: random.Random, *, steps: int, mishaps: bool, block_run: int = 1
+) -> tuple[Counter[str], list[object]]:
+    """What happened how often, and what was scheduled and told."""
     world = World(
         num_blocks=rng.choice([1, 2, 3, 5, 8, 14, 30]),
         block_size=rng.choice([1, 2, 4, 4]),
@@ -134,6 +147,7 @@ def long_life(rng: random.Random, *, steps: int, mishaps: bool) -> Counter[str]:
         cache_blocks=rng.choice([None, None, 0, 1, 3]),
         logit_rows=rng.choice([1, 3, 128]),
         hash_bits=rng.choice([256, 256, 8]),
+        block_run=block_run,
     )
     seen: Counter[str] = Counter()
 
@@ -153,7 +167,7 @@ def long_life(rng: random.Random, *, steps: int, mishaps: bool) -> Counter[str]:
     scheduler = world.scheduler
     seen.update(steps=world.steps, copies=world.copies, evictions=world.pool.evictions, hits=scheduler.prefix_hit)
     seen.update(preemptions=scheduler.preemptions, displacements=scheduler.displacements)
-    return seen
+    return seen, world.told
 
 
 def meddle(world: World, rng: random.Random, *, mishaps: bool) -> None:
