@@ -30,6 +30,7 @@ COMMANDS = {
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
     "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
+    "tune": Lazy("bench.tune_command", "command", "Find the size of blocks for this machine."),
     "demo": Lazy("ops.demo", "command", "Start a fleet, ask it eight questions, stop it."),
 }
 

@@ -1,0 +1,258 @@
+"""`octavo tune`: which size of blocks, and how long runs of neighbours, suit this machine.
+
+What larger blocks and longer runs may gain is time, for a step reads keys and values in larger pieces. What larger
+blocks cost is memory, for the last block of a sequence is partly empty. Both are measured, and weighed by one rule.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from bench.machine import describe_machine
+from bench.stats import percentile
+from bench.tune_pool import FRESH, PIECES, WORN, neighbours, tables
+from bench.waste import measure_waste
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from bench.tune_model import Subject
+
+NOISE: Final = 0.02
+"""What is faster by less isn't faster."""
+WARM_UP: Final = 1
+"""Steps of each turn that don't count: they bring the tables' pages into the processor's caches, if they fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneConfig:
+    """One run. Sizes are in tokens, runs in blocks."""
+
+    block_sizes: tuple[int, ...] = (16, 32, 64, 128)
+    block_runs: tuple[int, ...] = (4, 16)
+    """Beside 1, which is always measured."""
+    contexts: tuple[int, ...] = (64, 512, 4096)
+    sequences: tuple[int, ...] = (1, 8, 32)
+    rounds: int = 5
+    steps: int = 2
+    """Of each variant in each round."""
+    requests: int = 150
+    """Of the mixed load that waste is measured on."""
+    most_unused: float = 0.04
+    """What share of the allocated slots may hold nothing in a setting that is proposed."""
+    seed: int = 0
+    model: str = "smollm2-135m"
+    dtype: str = "auto"
+    kernels: str = "auto"
+    threads: int = 0
+    """0: one per core."""
+    kv_tokens: int = 32768
+    cache_dir: Path = Path("~/.cache/octavo")
+
+
+class Variant(NamedTuple):
+    """A setting, and a pool's state."""
+
+    block_size: int
+    block_run: int
+    state: str
+
+    def __str__(self) -> str:
+        return f"blocks of {self.block_size} in runs of {self.block_run}, {self.state} pool"
+
+
+class Point(NamedTuple):
+    """A step: so many sequences, each with a context of so many tokens."""
+
+    context: int
+    sequences: int
+
+    def __str__(self) -> str:
+        return f"{self.sequences} x {self.context}"
+
+
+Times = dict[tuple[Variant, Point], list[float]]
+"""Of each round the median of its steps, in seconds."""
+
+
+def variants_of(config: TuneConfig) -> list[Variant]:
+    """All that are measured: without runs in every state, with them in all but pieces, where there are none."""
+    made = []
+    for block_size in sorted({*config.block_sizes}):
+        made += [Variant(block_size, 1, state) for state in (PIECES, FRESH, WORN)]
+        made += [
+            Variant(block_size, run, state) for run in sorted({*config.block_runs} - {1}) for state in (FRESH, WORN)
+        ]
+    return made
+
+
+def points_of(config: TuneConfig, context_length: int, note: Callable[[str], None]) -> list[Point]:
+    """All that the model and the memory have room for. Tells which are left out.
+
+    Raises:
+        ValueError: there is room for none.
+    """
+    points = []
+    largest = max(config.block_sizes)
+    for context in sorted({*config.contexts}):
+        for sequences in sorted({*config.sequences}):
+            if context > context_length:
+                note(f"{sequences} x {context} is left out: the model's context is {context_length}")
+            elif sequences * -(-context // largest) > config.kv_tokens // largest:
+                note(f"{sequences} x {context} is left out: the pages hold {config.kv_tokens} tokens")
+            else:
+                points.append(Point(context, sequences))
+    if not points:
+        raise ValueError("no step of these sizes has room in the model's context and pages")
+    return points
+
+
+def run_tune(config: TuneConfig, subject: Subject, note: Callable[[str], None]) -> dict[str, Any]:
+    """Measures all variants at all points, and waste; returns what is printed as JSON.
+
+    Raises:
+        ValueError: there is no room for any step of these sizes.
+    """
+    points, variants = points_of(config, subject.context_length, note), variants_of(config)
+    note(f"{len(variants)} variants, {len(points)} kinds of steps; {config.rounds} rounds of {config.steps} steps each")
+    given = {(variant, point): _tables(config, subject, variant, point) for variant in variants for point in points}
+    times = measure(config, subject, given, note)
+    unused = {size: _unused(config, size, note) for size in sorted({*config.block_sizes})}
+    measured = [
+        {
+            **variant._asdict(),
+            "neighbours": _share([given[variant, point] for point in points]),
+            "unused": unused[variant.block_size],
+            "ratio": ratio(times, variant, reference(config), points),
+            "steps": [{**point._asdict(), **_spread(times[variant, point])} for point in points],
+        }
+        for variant in variants
+    ]
+    return {
+        "machine": describe_machine(),
+        "config": {**asdict(config), "cache_dir": str(config.cache_dir)},
+        "kernels": subject.level,
+        "threads": subject.threads,
+        "dtype": subject.dtype,
+        "variants": measured,
+        "proposal": propose(measured, config.most_unused),
+    }
+
+
+def measure(
+    config: TuneConfig,
+    subject: Subject,
+    given: dict[tuple[Variant, Point], list[list[int]]],
+    note: Callable[[str], None],
+) -> Times:
+    """All variants take turns at one kind of step after the other, in another order in each round."""
+    times: Times = {each: [] for each in given}
+    points = list(dict.fromkeys(point for _, point in given))
+    order = list(dict.fromkeys(variant for variant, _ in given))
+    numbers = random.Random(f"{config.seed}/order")
+    for turn in range(config.rounds):
+        note(f"round {turn + 1} of {config.rounds}")
+        for point in points:
+            numbers.shuffle(order)
+            for variant in order:
+                block_tables = given[variant, point]
+                steps = [
+                    subject.step(variant.block_size, block_tables, point.context) for _ in range(WARM_UP + config.steps)
+                ]
+                times[variant, point].append(percentile(steps[WARM_UP:], 50))
+    return times
+
+
+def reference(config: TuneConfig) -> Variant:
+    """What a variant is compared with: the smallest blocks without runs, in a worn pool."""
+    return Variant(min(config.block_sizes), 1, WORN)
+
+
+def ratio(times: Times, variant: Variant, other: Variant, points: Sequence[Point]) -> float:
+    """A variant's times over another's: in each round, the median over rounds, the geometric mean over steps' kinds."""
+    logs = []
+    for point in points:
+        pairs = zip(times[variant, point], times[other, point], strict=True)
+        logs.append(math.log(percentile([mine / theirs for mine, theirs in pairs], 50)))
+    return math.exp(sum(logs) / len(logs))
+
+
+def propose(measured: Sequence[dict[str, Any]], most_unused: float) -> dict[str, Any]:
+    """The setting for a worker, with the reason.
+
+    Of those that leave at most ``most_unused`` of the slots unused (or of the smallest blocks, when none does), the
+    fastest in a worn pool, for that is where a worker spends its life; and of those that are as fast, but for `NOISE`,
+    the smallest blocks in the shortest runs.
+    """
+    worn = [each for each in measured if each["state"] == WORN]
+    smallest = min(each["block_size"] for each in worn)
+    frugal = [each for each in worn if each["unused"] <= most_unused or each["block_size"] == smallest]
+    fastest = min(each["ratio"] for each in frugal)
+    chosen = min(
+        (each for each in frugal if each["ratio"] <= fastest * (1 + NOISE)),
+        key=lambda each: (each["block_size"], each["block_run"]),
+    )
+    return {
+        "block_size": chosen["block_size"],
+        "block_run": chosen["block_run"],
+        "reason": " ".join(_reasons(worn, frugal, chosen, most_unused)),
+    }
+
+
+def _reasons(
+    worn: Sequence[dict[str, Any]], frugal: Sequence[dict[str, Any]], chosen: dict[str, Any], most_unused: float
+) -> Iterator[str]:
+    fastest = min(frugal, key=lambda each: each["ratio"])
+    yield (
+        f"Steps take {chosen['ratio']:.3f} of the time of the smallest blocks without runs, and "
+        f"{chosen['unused']:.1%} of the slots are unused."
+    )
+    if fastest is not chosen:
+        yield f"{_named(fastest)} take {fastest['ratio']:.3f}, which is no difference that could be told from noise."
+    quickest = min(worn, key=lambda each: each["ratio"])
+    if quickest not in frugal and quickest["ratio"] < chosen["ratio"] / (1 + NOISE):
+        yield (
+            f"{_named(quickest)} are faster ({quickest['ratio']:.3f}), but leave {quickest['unused']:.1%} unused: "
+            f"{most_unused:.0%} may be."
+        )
+
+
+def _named(setting: dict[str, Any]) -> str:
+    return f"Blocks of {setting['block_size']} in runs of {setting['block_run']}"
+
+
+def _tables(config: TuneConfig, subject: Subject, variant: Variant, point: Point) -> list[list[int]]:
+    return tables(
+        variant.state,
+        num_blocks=subject.num_blocks(variant.block_size),
+        block_size=variant.block_size,
+        block_run=variant.block_run,
+        sequences=point.sequences,
+        context=point.context,
+        seed=config.seed,
+    )
+
+
+def _unused(config: TuneConfig, block_size: int, note: Callable[[str], None]) -> float:
+    note(f"waste with blocks of {block_size}: {config.requests} requests of all lengths")
+    return measure_waste(requests=config.requests, seed=config.seed, block_size=block_size).unused
+
+
+def _share(given: Sequence[Sequence[Sequence[int]]]) -> float | None:
+    """Of the blocks that have one before them, how many lie right behind it. None when none has."""
+    found = [neighbours(each) for each in given]
+    behind, could = sum(each[0] for each in found), sum(each[1] for each in found)
+    return behind / could if could else None
+
+
+def _spread(times: Sequence[float]) -> dict[str, float]:
+    """Milliseconds."""
+    return {
+        "median_ms": 1000 * percentile(times, 50),
+        "least_ms": 1000 * min(times),
+        "most_ms": 1000 * max(times),
+    }

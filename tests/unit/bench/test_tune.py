@@ -1,0 +1,242 @@
+"""`octavo tune`, over steps whose times follow a rule."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bench import tune_model
+from bench.tune import Point, TuneConfig, Variant, points_of, propose, ratio, run_tune, variants_of
+from bench.tune_command import table
+from bench.tune_plot import draw_tune
+from bench.tune_pool import neighbours
+from bench.waste import measure_waste
+from ops.cli import main
+from worker.model.errors import ModelNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SMALL = TuneConfig(
+    block_sizes=(32, 16), block_runs=(8, 1), contexts=(320, 64), sequences=(1, 3), rounds=3, requests=4, kv_tokens=2048
+)
+
+
+class RuledSubject:
+    """Steps that take a millisecond for each sequence, and another for each block that doesn't follow its neighbour."""
+
+    level, threads, dtype, context_length = "portable", 1, "float32", 4096
+
+    def __init__(self, kv_tokens: int = 2048) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+        self._kv_tokens = kv_tokens
+
+    def num_blocks(self, block_size: int) -> int:
+        return self._kv_tokens // block_size
+
+    def step(self, block_size: int, tables: Sequence[list[int]], context: int) -> float:
+        self.asked.append((context, len(tables), block_size))
+        assert all(len(table) == -(-context // block_size) for table in tables)
+        behind, could = neighbours(tables)
+        return (len(tables) + could - behind) / 1000
+
+
+def test_every_variant_at_every_kind_of_step() -> None:
+    notes: list[str] = []
+    subject = RuledSubject()
+    results = run_tune(SMALL, subject, notes.append)  # type: ignore[arg-type]
+    assert [(each["block_size"], each["block_run"], each["state"]) for each in results["variants"]] == [
+        *((16, 1, state) for state in ("pieces", "fresh", "worn")),
+        *((16, 8, state) for state in ("fresh", "worn")),
+        *((32, 1, state) for state in ("pieces", "fresh", "worn")),
+        *((32, 8, state) for state in ("fresh", "worn")),
+    ]
+    by_variant = {(each["block_size"], each["block_run"], each["state"]): each for each in results["variants"]}
+    for each in results["variants"]:
+        assert [(step["sequences"], step["context"]) for step in each["steps"]] == [
+            (1, 64),
+            (3, 64),
+            (1, 320),
+            (3, 320),
+        ]
+        assert all(step["least_ms"] == step["median_ms"] == step["most_ms"] for step in each["steps"])
+        assert each["unused"] == measure_waste(requests=4, seed=0, block_size=each["block_size"]).unused
+    # 20 blocks each, of which 10 are a prompt and lie together; then they grow in turn.
+    assert by_variant[16, 1, "fresh"]["steps"][3]["median_ms"] == 3 + 3 * 10
+    assert by_variant[16, 8, "fresh"]["neighbours"] > by_variant[16, 1, "fresh"]["neighbours"] > 0.5
+    assert by_variant[16, 1, "worn"]["ratio"] == 1
+    assert by_variant[16, 1, "pieces"]["ratio"] >= 1 > by_variant[32, 8, "fresh"]["ratio"]
+    assert notes[0] == "10 variants, 4 kinds of steps; 3 rounds of 2 steps each"
+    assert notes[1:4] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert len(subject.asked) == 10 * 4 * 3 * (2 + 1)
+    json.dumps(results)
+
+
+def test_variants_take_turns_in_another_order_in_each_round() -> None:
+    subject = RuledSubject()
+    run_tune(replace(SMALL, contexts=(64,), sequences=(1,), steps=1), subject, print)  # type: ignore[arg-type]
+    rounds = [subject.asked[start : start + 20] for start in range(0, 60, 20)]
+    assert all(sorted(each) == sorted(rounds[0]) for each in rounds)
+    assert len({tuple(each) for each in rounds}) == 3
+
+
+def test_the_first_step_of_a_turn_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = cycle([9.0, 1.0, 3.0])
+    monkeypatch.setattr(RuledSubject, "step", lambda *_: next(times))
+    results = run_tune(SMALL, RuledSubject(), print)  # type: ignore[arg-type]
+    assert {step["median_ms"] for each in results["variants"] for step in each["steps"]} == {2000.0}
+
+
+def test_what_has_no_room_is_left_out_and_told() -> None:
+    notes: list[str] = []
+    config = replace(SMALL, contexts=(64, 512, 5000), sequences=(1, 5))
+    assert points_of(config, 4096, notes.append) == [Point(64, 1), Point(64, 5), Point(512, 1)]
+    assert notes == [
+        "5 x 512 is left out: the pages hold 2048 tokens",
+        "1 x 5000 is left out: the model's context is 4096",
+        "5 x 5000 is left out: the model's context is 4096",
+    ]
+    with pytest.raises(ValueError, match="no step of these sizes"):
+        points_of(replace(config, contexts=(5000,)), 4096, notes.append)
+
+
+def test_runs_of_one_are_always_measured_and_once() -> None:
+    assert [variant.block_run for variant in variants_of(replace(SMALL, block_sizes=(16,), block_runs=(1,)))] == [1] * 3
+
+
+def test_a_ratio_is_that_of_the_same_rounds() -> None:
+    """A machine that gets slower in the second round doesn't count."""
+    one, other = Variant(16, 1, "worn"), Variant(32, 1, "worn")
+    near, far = Point(64, 1), Point(512, 1)
+    times = {
+        (one, near): [1.0, 4.0, 1.0],
+        (other, near): [2.0, 8.0, 2.0],
+        (one, far): [3.0] * 3,
+        (other, far): [1.5] * 3,
+    }
+    assert ratio(times, one, other, [near]) == 0.5
+    assert ratio(times, one, other, [far]) == 2.0
+    assert ratio(times, one, other, [near, far]) == pytest.approx(1.0)
+
+
+# What is proposed
+
+
+def measured(*settings: tuple[int, int, float, float]) -> list[dict[str, Any]]:
+    names = ("block_size", "block_run", "ratio", "unused")
+    worn = [{**dict(zip(names, setting, strict=True)), "state": "worn"} for setting in settings]
+    # In other states anything may be fast.
+    return [*worn, *({**each, "state": "fresh", "ratio": 0.1} for each in worn[1:])]
+
+
+def proposed(*settings: tuple[int, int, float, float]) -> tuple[int, int, str]:
+    found = propose(measured(*settings), 0.04)
+    return found["block_size"], found["block_run"], found["reason"]
+
+
+def test_what_gains_nothing_is_not_proposed() -> None:
+    assert proposed((16, 1, 1.0, 0.034), (16, 16, 0.985, 0.034), (32, 1, 1.01, 0.07)) == (
+        *(16, 1),
+        "Steps take 1.000 of the time of the smallest blocks without runs, and 3.4% of the slots are unused. "
+        "Blocks of 16 in runs of 16 take 0.985, which is no difference that could be told from noise.",
+    )
+
+
+def test_what_is_faster_is() -> None:
+    assert proposed((16, 1, 1.0, 0.034), (16, 4, 0.955, 0.034), (16, 16, 0.95, 0.034))[:2] == (16, 4)
+    assert proposed((16, 1, 1.0, 0.02), (16, 4, 0.95, 0.02), (32, 1, 0.9, 0.039))[:2] == (32, 1)
+
+
+def test_what_wastes_memory_is_told_and_not_proposed() -> None:
+    size, run, reason = proposed((16, 1, 1.0, 0.034), (32, 1, 0.9, 0.07))
+    assert (size, run) == (16, 1)
+    assert reason.endswith("Blocks of 32 in runs of 1 are faster (0.900), but leave 7.0% unused: 4% may be.")
+
+
+def test_the_smallest_blocks_may_waste_what_they_must() -> None:
+    assert proposed((16, 1, 1.0, 0.2), (32, 1, 0.5, 0.3))[:2] == (16, 1)
+
+
+# The command
+
+
+@pytest.fixture
+def without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_model, "load", lambda *_, **__: RuledSubject())
+
+
+FEW = (
+    *("--block-sizes", "16,32", "--contexts", "64,320", "--sequences", "1,3"),
+    *("--rounds", "1", "--requests", "4", "--most-unused", "0", "--kv-tokens", "2048"),
+)
+
+
+@pytest.mark.usefixtures("without_a_model")
+def test_the_command_writes_and_prints(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(main, ["tune", *FEW, "--out", str(tmp_path), "--plot", "svg"])
+    assert ran.exit_code == 0, ran.output
+    lines = ran.stdout.splitlines()
+    assert " ".join(lines[0].split()) == "block run pool neighbours 1 x 64 3 x 64 1 x 320 3 x 320 ratio unused"
+    assert lines[1].split()[:3] == ["16", "1", "pieces"]
+    assert len(lines) == 1 + 14 + 1
+    assert lines[-1].startswith("proposed: --block-size 16, runs of ")
+    assert "octavo: round 1 of 1" in ran.stderr
+    results = json.loads((tmp_path / "tune.json").read_text())
+    assert len(table(results)[1]) == 14
+    assert (tmp_path / "tune.svg").read_bytes().startswith(b"<?xml")
+    ran = CliRunner().invoke(main, ["tune", *FEW, "--out", str(tmp_path), "--plot", "none", "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["proposal"] == results["proposal"]
+
+
+def test_a_plot_is_drawn_of_one_size_and_one_step_too(tmp_path: Path) -> None:
+    config = replace(SMALL, block_sizes=(16,), contexts=(10,), sequences=(1,))
+    results = run_tune(config, RuledSubject(), print)  # type: ignore[arg-type]
+    assert {each["neighbours"] for each in results["variants"]} == {None}
+    assert table(results)[1][0][3] == "-"
+    draw_tune(results, "a title", tmp_path / "tune.png")
+    assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("8,16", "8 is no multiple of 16; the fused decoder needs blocks that are"),
+        ("48", "48 is no power of two up to 1024, which a worker needs"),
+        ("2048", "2048 is no power of two up to 1024, which a worker needs"),
+        ("16,x", "'16,x' is no list of positive numbers"),
+    ],
+)
+def test_sizes_that_nothing_takes_are_refused(sizes: str, message: str) -> None:
+    ran = CliRunner().invoke(main, ["tune", "--block-sizes", sizes])
+    assert ran.exit_code == 2
+    assert message in ran.output
+
+
+def test_a_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(model: str, **_: Any) -> Any:
+        asked.append(model)
+        raise ModelNotFound(f"no model {model}")
+
+    monkeypatch.setattr(tune_model, "load", load)
+    ran = CliRunner().invoke(main, ["tune", "--model", "none"])
+    assert (ran.exit_code, ran.output, asked) == (1, "Error: no model none\n", ["none"])
+
+
+def test_the_commands_defaults_are_the_configurations() -> None:
+    command = main.get_command(click.Context(main), "tune")
+    assert command is not None
+    given = command.make_context("tune", []).params
+    default = TuneConfig()
+    for name in ("block_sizes", "block_runs", "contexts", "sequences", "rounds", "steps", "requests", "most_unused"):
+        assert given[name] == getattr(default, name), name
+    assert (given["model"], given["kv_tokens"]) == (default.model, default.kv_tokens)
