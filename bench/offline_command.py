@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from bench.offline import LOADS, BadAnswerError, Load
-from ops.console import emit, emit_json, note
+from ops.console import INTERRUPTED, emit, emit_json, note
 from ops.show import print_table
 
 
@@ -99,7 +99,9 @@ def engine(
     show_default=True,
     help="NAME: in all its modes; NAME:MODE: in one. octavo:MODE are modes of ours.",
 )
+@click.option("--modes", default="", help="Those of peers without :MODE, int8 and int4 by width. Default: all.")
 @click.option("--ours", default="bfloat16", show_default=True, help="Our modes. Ratios are to the first.")
+@click.option("--check", is_flag=True, help="Small workloads, one round, into OUT/check: does every engine run?")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are over these.")
 @click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
 @click.option("--turn-limit", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds, a workload.")
@@ -115,27 +117,30 @@ def engine(
 @CACHE
 @SEED
 @JSON
-def peers(peers: str, ours: str, out: Path, plot: str, as_json: bool, **values: Any) -> None:
+def peers(peers: str, plot: str, as_json: bool, cache: Path | None, **values: Any) -> None:
     """Measure our engine and those of others in turn, on the same prompts.
 
     Each peer gets a virtual environment of its own, made from the package index once, which takes minutes and
     gigabytes in the cache. All are given the same bfloat16 weights and token ids, and make as many tokens; each in a
     process of its own, which is stopped while it is not its turn. A peer that can't be installed or fails is told
-    with its reason. See `octavo bench engine` for the workloads.
+    with its reason. Ctrl-C ends it with the figures that there are. See `octavo bench engine` for the workloads.
     """
     from bench.peers import run
+    from bench.peers.results import table, told
     from worker.model.errors import ModelError
 
     try:
-        config = run.PeersConfig.of(names=peers, ours=ours, out=out, cache=cache_folder(values.pop("cache")), **values)
+        config = run.PeersConfig.of(names=peers, cache=cache_folder(cache), **values)
         results = run.run_peers(config, note)
     except (ModelError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    run.write(results, out, plot, note)
+    run.write(results, config.out, plot, note)
     if as_json:
         emit_json(results)
-        return
-    columns, rows = run.table(results)
-    print_table(columns, rows)
-    for line in run.told(results):
-        emit(line)
+    else:
+        columns, rows = table(results)
+        print_table(columns, rows)
+        for line in told(results):
+            emit(line)
+    if results["interrupted"]:
+        raise SystemExit(INTERRUPTED)

@@ -91,8 +91,8 @@ PEERS: Final = {
                 removed=("torchvision",),
             ),
         ),
-        Peer("llama.cpp", "on_llama_cpp", ("bf16", "q8_0", "q4_0"), _LLAMA_CPP),
-        Peer("llama.cpp-bench", "on_llama_bench", ("bf16", "q8_0", "q4_0"), _LLAMA_CPP, home="llama.cpp"),
+        Peer("llama.cpp", "on_llama_cpp", ("bf16", "q8_0", "q4_1", "q4_0"), _LLAMA_CPP),
+        Peer("llama.cpp-bench", "on_llama_bench", ("bf16", "q8_0", "q4_1", "q4_0"), _LLAMA_CPP, home="llama.cpp"),
         Peer(
             "transformers",
             "on_transformers",
@@ -103,21 +103,39 @@ PEERS: Final = {
 }
 
 
-def variants(names: Sequence[str]) -> list[Variant]:
+_WIDTHS: Final = {"int8": ("int8", "q8_0"), "int4": ("int4", "q4_1", "q4_0")}
+"""What peers call weights of so many bits."""
+
+
+def variants(names: Sequence[str], modes: Sequence[str] = ()) -> list[Variant]:
     """What `NAME` (in all its modes) and `NAME:MODE` stand for, each once.
 
+    With `modes`, `NAME` is in those alone: a mode's own name, or ``int8`` and ``int4`` for whatever peers call them.
+
     Raises:
-        ValueError: no such peer or mode.
+        ValueError: no such peer or mode, or none is left.
     """
+    wanted = {each for mode in modes for each in _WIDTHS.get(mode, (mode,))}
+    known = {mode for peer in PEERS.values() for mode in peer.modes}
+    for mode in modes:
+        if not known & set(_WIDTHS.get(mode, (mode,))):
+            raise ValueError(f"no peer has a mode {mode!r}; there are {', '.join(sorted(known))}")
     found: dict[str, Variant] = {}
     for name in names:
-        wanted, _, mode = name.partition(":")
-        peer = PEERS.get(wanted)
-        if peer is None:
-            raise ValueError(f"{wanted!r} is not one of {', '.join(PEERS)}")
-        if mode and mode not in peer.modes:
-            raise ValueError(f"{wanted} has no mode {mode!r}, only {', '.join(peer.modes)}")
-        for each in (mode,) if mode else peer.modes:
-            variant = Variant(peer, each)
+        for variant in _variants(name, wanted):
             found.setdefault(variant.name, variant)
+    if not found:
+        raise ValueError(f"none of {', '.join(names)} has a mode of {', '.join(modes)}")
     return list(found.values())
+
+
+def _variants(name: str, modes: set[str]) -> list[Variant]:
+    given, _, mode = name.partition(":")
+    peer = PEERS.get(given)
+    if peer is None:
+        raise ValueError(f"{given!r} is not one of {', '.join(PEERS)}")
+    if mode and mode not in peer.modes:
+        raise ValueError(f"{given} has no mode {mode!r}, only {', '.join(peer.modes)}")
+    if mode:
+        return [Variant(peer, mode)]
+    return [Variant(peer, each) for each in peer.modes if not modes or each in modes]

@@ -1,28 +1,27 @@
-"""All engines in turn over the same prompts: rounds, medians, ratios to ours, agreement with float32."""
+"""All engines in turn over the same prompts: rounds, and what each made of them."""
 
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.machine import describe_machine
-from bench.offline import Answer, BadAnswerError, agreement, rate, ratios, summary
-from bench.peers.catalog import OURS, Variant
+from bench.offline import Answer, BadAnswerError, rate
 from bench.peers.process import PeerFailed, PeerProcess
+from bench.peers.results import COMPARED, Asked, Found, Reference, results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from bench.offline import Load, Prompts
+    from bench.peers.catalog import Variant
 
 LOAD_S: Final = 1800.0
 """Limit for loading a model; some compile first."""
 REFERENCE_S: Final = 1800.0
-COMPARED: Final = 8
-"""First tokens that are compared with float32's."""
 CHILD: Final = Path(__file__).parent / "child"
 
 
@@ -40,116 +39,157 @@ class Prepared:
 class Plan:
     """What a comparison does."""
 
-    variants: Sequence[Variant]
-    """Ours first; ratios are to that."""
-    loads: Sequence[Load]
-    rounds: int
-    seed: int
+    asked: Asked
     vocab_size: int
     turn_s: float
     """Limit of one workload, once."""
     logs: Path
 
-
-@dataclass(slots=True)
-class Found:
-    """What is known of a variant."""
-
-    versions: dict[str, str] = field(default_factory=dict)
-    rates: dict[str, list[float | None]] = field(default_factory=dict)
-    """Tokens per second by workload; None for a round that it did not do."""
-    begun: list[list[int]] = field(default_factory=list)
-    """The first `COMPARED` tokens of each answer to the workload that is compared."""
-    failed: str = ""
+    def prompts(self, load: Load, turn: int) -> Prompts:
+        return load.prompts(turn, self.vocab_size, self.asked.seed)
 
 
 def compare(
-    plan: Plan, prepare: Callable[[Variant], Prepared], reference: Prepared, note: Callable[[str], None]
-) -> dict[str, Any]:
-    """Runs everything and returns what goes into the file. A peer that fails is told with its reason."""
-    found = {variant.name: Found(rates={load.name: [] for load in plan.loads}) for variant in plan.variants}
-    with ExitStack() as stack:
-        running: dict[str, PeerProcess] = {}
-        for variant in plan.variants:
-            note(f"{variant.name}: loading")
-            try:
-                running[variant.name] = _started(
-                    stack, prepare(variant), plan.logs / f"{variant.name}.log", found[variant.name]
-                )
-            except PeerFailed as reason:
-                _fail(found[variant.name], variant.name, reason, note)
-        for turn in range(plan.rounds + 1):
-            for load in plan.loads:
-                prompts = load.prompts(turn, plan.vocab_size, plan.seed)
-                for name in _order(running, turn):
-                    _turn(plan, load, prompts, turn, running, name, found[name], note)
-    theirs, failure = _reference(plan, reference, note)
-    return results(plan, found, theirs, failure)
-
-
-def _started(stack: ExitStack, prepared: Prepared, log: Path, found: Found) -> PeerProcess:
-    process = stack.enter_context(PeerProcess(prepared.command, prepared.environment, log))
-    try:
-        found.versions = process.ask(prepared.settings, LOAD_S)["versions"]
-    except PeerFailed:
-        process.close()
-        raise
-    return process
-
-
-def _turn(
     plan: Plan,
-    load: Load,
-    prompts: Prompts,
-    turn: int,
-    running: dict[str, PeerProcess],
-    name: str,
-    found: Found,
+    prepare: Callable[[Variant], Prepared],
+    reference: Prepared,
     note: Callable[[str], None],
-) -> None:
-    """One workload of one engine, once. The first turn only warms up."""
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs everything and returns what goes into the file; what is known after each round goes to `keep`.
+
+    A peer that fails is told with its reason. Ctrl-C (KeyboardInterrupt) ends it with what was measured until then.
+
+    Raises:
+        KeyboardInterrupt: nothing had been measured yet.
+    """
+    run = _Run(plan, note)
     try:
-        wish = {"prompts": prompts, "new": load.new, "decoding": load.decoding}
-        measured, begun = read_turn(load, running[name].ask(wish, plan.turn_s))
-    except (PeerFailed, BadAnswerError) as reason:
-        _fail(found, name, PeerFailed(f"{load.name}, round {turn}: {reason}"), note)
-        running.pop(name).close()
-        return
-    if turn == 0 or measured is None:
-        return
-    found.rates[load.name] += [None] * (turn - 1 - len(found.rates[load.name])) + [measured]
-    if load is plan.loads[0]:
-        found.begun += begun
-    note(f"round {turn}, {load.name}, {name}: {measured:,.0f} tokens/s")
-
-
-def _fail(found: Found, name: str, reason: PeerFailed, note: Callable[[str], None]) -> None:
-    found.failed = str(reason)
-    note(f"{name} failed: {reason}")
-
-
-def _order(running: Mapping[str, PeerProcess], turn: int) -> list[str]:
-    """Each turn begins with another one."""
-    names = list(running)
-    first = turn % max(1, len(names))
-    return names[first:] + names[:first]
-
-
-def _reference(plan: Plan, prepared: Prepared, note: Callable[[str], None]) -> tuple[list[list[int]], str]:
-    """How float32 begins the answers to the first workload, in all rounds; or why that is not known."""
-    load = plan.loads[0]
-    begun: list[list[int]] = []
-    note(f"float32: the first {COMPARED} tokens of {load.name}")
-    try:
+        run.ask_reference(reference)
         with ExitStack() as stack:
-            process = _started(stack, prepared, plan.logs / "float32.log", Found())
-            for turn in range(1, plan.rounds + 1):
-                prompts = load.prompts(turn, plan.vocab_size, plan.seed)
-                said = process.ask({"prompts": prompts, "new": min(COMPARED, load.new)}, REFERENCE_S)
-                begun += read_answer(said).tokens
-    except (PeerFailed, BadAnswerError) as reason:
-        return [], str(reason)
-    return begun, ""
+            run.load(stack, prepare)
+            for turn in range(plan.asked.rounds + 1):
+                run.round(turn)
+                if turn:
+                    keep(run.results(interrupted=turn < plan.asked.rounds))
+    except KeyboardInterrupt:
+        if not run.measured:
+            raise
+        note("interrupted; what was measured is kept")
+        return run.results(interrupted=True)
+    return run.results(interrupted=False)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A comparison under way."""
+
+    plan: Plan
+    note: Callable[[str], None]
+    found: dict[str, Found] = field(init=False)
+    reference: Reference = field(default_factory=Reference)
+    running: dict[str, PeerProcess] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        asked = self.plan.asked
+        self.found = {each.name: Found(rates={load.name: [] for load in asked.loads}) for each in asked.variants}
+
+    @property
+    def measured(self) -> bool:
+        return any(rates for found in self.found.values() for rates in found.rates.values())
+
+    def results(self, *, interrupted: bool) -> dict[str, Any]:
+        return results(self.plan.asked, self.found, self.reference, interrupted=interrupted)
+
+    def ask_reference(self, prepared: Prepared) -> None:
+        """How float32 begins the answers to the first workload, in all rounds; or why that is not known."""
+        load = self.plan.asked.loads[0]
+        self.note(f"float32: the first {COMPARED} tokens of {load.name}")
+        begun: dict[int, list[list[int]]] = {}
+        try:
+            with ExitStack() as stack:
+                process, _ = self._started(stack, prepared, "float32")
+                for turn in range(1, self.plan.asked.rounds + 1):
+                    wish = {"prompts": self.plan.prompts(load, turn), "new": min(COMPARED, load.new)}
+                    begun[turn] = read_answer(process.ask(wish, REFERENCE_S, self._waiting("float32"))).tokens
+        except (PeerFailed, BadAnswerError) as reason:
+            self.note(f"float32 failed: {reason}")
+            self.reference = Reference(failed=str(reason))
+        else:
+            self.reference = Reference(begun)
+
+    def load(self, stack: ExitStack, prepare: Callable[[Variant], Prepared]) -> None:
+        """Starts all, one after the other."""
+        variants = self.plan.asked.variants
+        for number, variant in enumerate(variants, 1):
+            self.note(f"{variant.name}: loading ({number} of {len(variants)})")
+            begin = time.monotonic()
+            try:
+                process, versions = self._started(stack, prepare(variant), variant.name)
+            except PeerFailed as reason:
+                self._fail(variant.name, str(reason))
+                continue
+            self.running[variant.name] = process
+            self.found[variant.name].versions = versions
+            self.note(f"{variant.name}: ready after {time.monotonic() - begin:.0f} s")
+
+    def round(self, turn: int) -> None:
+        """All workloads of all engines, once. Round 0 only warms up."""
+        asked = self.plan.asked
+        self.note(f"round {turn} of {asked.rounds}" if turn else "warm-up")
+        begin = time.monotonic()
+        for load in asked.loads:
+            prompts = self.plan.prompts(load, turn)
+            for name in self._order(turn):
+                self._turn(load, prompts, turn, name)
+        if turn == 0:
+            took = time.monotonic() - begin
+            whole = took * asked.rounds / 60
+            self.note(f"warm-up took {took:.0f} s; {asked.rounds} rounds like it take {whole:.0f} min")
+
+    def _order(self, turn: int) -> list[str]:
+        """Each turn begins with another one."""
+        names = list(self.running)
+        first = turn % max(1, len(names))
+        return names[first:] + names[:first]
+
+    def _turn(self, load: Load, prompts: Prompts, turn: int, name: str) -> None:
+        """One workload of one engine, once."""
+        found = self.found[name]
+        place = f"round {turn}, {load.name}, {name}" if turn else f"warm-up, {load.name}, {name}"
+        wish = {"prompts": prompts, "new": load.new, "decoding": load.decoding}
+        try:
+            answer = self.running[name].ask(wish, self.plan.turn_s, self._waiting(place))
+            measured, begun = read_turn(load, answer)
+        except (PeerFailed, BadAnswerError) as reason:
+            self._fail(name, f"{load.name}, round {turn}: {reason}")
+            self.running.pop(name).close()
+            return
+        if measured is None:
+            return
+        if turn:
+            found.rates[load.name] += [None] * (turn - 1 - len(found.rates[load.name])) + [measured]
+            if load is self.plan.asked.loads[0] and begun:
+                found.begun[turn] = begun
+        self.note(f"{place}: {measured:,.0f} tokens/s")
+
+    def _started(self, stack: ExitStack, prepared: Prepared, name: str) -> tuple[PeerProcess, dict[str, str]]:
+        """Its process with the model loaded, and its versions."""
+        log = self.plan.logs / f"{name}.log"
+        process = stack.enter_context(PeerProcess(prepared.command, prepared.environment, log))
+        try:
+            versions: dict[str, str] = process.ask(prepared.settings, LOAD_S, self._waiting(name))["versions"]
+        except PeerFailed:
+            process.close()
+            raise
+        return process, versions
+
+    def _waiting(self, name: str) -> Callable[[float], None]:
+        return lambda seconds: self.note(f"{name}: no answer yet after {seconds:.0f} s")
+
+    def _fail(self, name: str, reason: str) -> None:
+        self.found[name].failed = reason
+        self.note(f"{name} failed: {reason}")
 
 
 def read_turn(load: Load, message: Mapping[str, Any]) -> tuple[float | None, list[list[int]]]:
@@ -182,59 +222,6 @@ def _are_lists(value: object, kind: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(each, list) and all(isinstance(number, kind) for number in each) for each in value
     )
-
-
-def results(plan: Plan, found: Mapping[str, Found], theirs: Sequence[Sequence[int]], failure: str) -> dict[str, Any]:
-    """For JSON: by variant its figures and our ratio to them, and how we stand to the best."""
-    ours = found[plan.variants[0].name]
-    return {
-        "machine": describe_machine(),
-        "rounds": plan.rounds,
-        "seed": plan.seed,
-        "workloads": [asdict(load) for load in plan.loads],
-        "compared": {"workload": plan.loads[0].name, "tokens": COMPARED, "failed": failure},
-        "engines": [_engine(plan, variant, found[variant.name], ours, theirs) for variant in plan.variants],
-        "best": {
-            kind: {load.name: standing(plan, found, load.name, full=kind == "bf16") for load in plan.loads}
-            for kind in ("bf16", "any")
-        },
-    }
-
-
-def _engine(plan: Plan, variant: Variant, found: Found, ours: Found, theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    padded = {name: _padded(rates, plan.rounds) for name, rates in found.rates.items()}
-    whole = bool(theirs) and len(found.begun) == len(theirs)
-    return {
-        "name": variant.name,
-        "versions": found.versions,
-        "failed": found.failed,
-        "agreement": agreement(found.begun, theirs) if whole else None,
-        "workloads": {
-            name: {
-                "tokens_per_s": rates,
-                **(summary([each for each in rates if each is not None]) if any(rates) else {}),
-                "ours_to_this": ratios(_padded(ours.rates[name], plan.rounds), rates),
-            }
-            for name, rates in padded.items()
-        },
-    }
-
-
-def standing(plan: Plan, found: Mapping[str, Found], load: str, *, full: bool) -> dict[str, Any] | None:
-    """Our best mode's median over the best peer's; of bfloat16 weights alone with `full`. None without both."""
-    medians: dict[bool, dict[str, float]] = {True: {}, False: {}}
-    for variant in plan.variants:
-        rates = [each for each in found[variant.name].rates[load] if each is not None]
-        if rates and (variant.full or not full):
-            medians[variant.peer.name == OURS][variant.name] = summary(rates)["median"]
-    if not (medians[True] and medians[False]):
-        return None
-    mine, peer = (max(each, key=lambda name: each[name]) for each in (medians[True], medians[False]))
-    return {"ours": mine, "peer": peer, "ratio": medians[True][mine] / medians[False][peer]}
-
-
-def _padded(rates: Sequence[float | None], rounds: int) -> list[float | None]:
-    return [*rates, *[None] * (rounds - len(rates))]
 
 
 def command(environment: Path, script: str) -> tuple[str, ...]:

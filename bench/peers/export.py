@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any, Final
 
 from filelock import FileLock
 
-from bench.peers.install import python
 from bench.peers.process import PeerFailed
+from bench.peers.tools import run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +45,7 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def openvino(model: Path, target: Path, environment: Path, weights: str) -> Path:
+def openvino(model: Path, target: Path, environment: Path, weights: str, note: Callable[[str], None]) -> Path:
     """`weights`: ``fp16``, ``int8`` or ``int4``.
 
     Raises:
@@ -58,14 +57,12 @@ def openvino(model: Path, target: Path, environment: Path, weights: str) -> Path
         groups = ("--group-size", "64") if weights == "int4" else ()  # it must divide the width of every layer
         tool = str(environment / "bin" / "optimum-cli")
         command = [tool, *arguments, "--weight-format", weights, *groups, str(folder)]
-        log = target.with_name(f"{target.name}.log")
-        with log.open("w") as said:
+        with target.with_name(f"{target.name}.log").open("w") as log:
             try:
-                subprocess.run(command, check=True, stdout=said, stderr=said, timeout=EXPORT_S)
-            except (subprocess.SubprocessError, OSError) as error:
-                raise PeerFailed(f"not exported: {error}; see {log}") from error
+                run_tool(command, log, EXPORT_S, note)
+            except PeerFailed as reason:
+                raise PeerFailed(f"not exported: {reason}") from reason
 
-    assert python(environment).exists()
     return once(target, make)
 
 
@@ -123,7 +120,7 @@ _INT8: Final = {
 
 
 def gguf(source: Path, target: Path, kind: str) -> Path:
-    """`source` with matrices as `kind` (``bf16``, ``q8_0``, ``q4_0``), made from the bfloat16 numbers that all have.
+    """`source` with matrices as `kind` (``bf16``, ``q8_0``, ``q4_1``, ``q4_0``), of the bfloat16 numbers that all have.
 
     Raises:
         PeerFailed: `source` is no GGUF file.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from filelock import FileLock
 
 from bench.peers.process import PeerFailed
+from bench.peers.tools import run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def installed(peer: Peer, cache: Path, note: Callable[[str], None]) -> Path:
         if not _is_made(folder, wish):
             note(f"{peer.name}: making its environment in {folder}")
             with (folder / "install.log").open("w") as log:
-                _make(folder, peer.environment, log)
+                _make(folder, peer.environment, log, lambda line: note(f"{peer.name}: {line}"))
             (folder / "made.json").write_text(wish)
     return folder / "venv"
 
@@ -68,42 +68,44 @@ def _is_made(folder: Path, wish: str) -> bool:
     return made.is_file() and made.read_text() == wish and python(folder / "venv").exists()
 
 
-def _make(folder: Path, environment: Environment, log: TextIO) -> None:
+def _make(folder: Path, environment: Environment, log: TextIO, note: Callable[[str], None]) -> None:
     (folder / "made.json").unlink(missing_ok=True)
     for old in ("venv", "debian"):
         shutil.rmtree(folder / old, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(folder / "venv")], log)
+    _run([sys.executable, "-m", "venv", str(folder / "venv")], log, note)
     pip = [str(python(folder / "venv")), "-m", "pip", "--disable-pip-version-check"]
     if environment.torch:
         try:
-            _run([*pip, "install", f"{environment.torch}+cpu"], log)
+            _run([*pip, "install", f"{environment.torch}+cpu"], log, note)
         except PeerFailed:  # not every index has builds for CPUs alone
-            _run([*pip, "install", environment.torch], log)
+            _run([*pip, "install", environment.torch], log, note)
     if environment.packages:
         torch = [environment.torch] if environment.torch else []
-        _run([*pip, "install", *torch, *environment.packages], log)
+        _run([*pip, "install", *torch, *environment.packages], log, note)
     if environment.removed:
-        _run([*pip, "uninstall", "-y", *environment.removed], log)
+        _run([*pip, "uninstall", "-y", *environment.removed], log, note)
     for package in environment.debian:
-        _unpack(package, folder / "debian", log)
+        _unpack(package, folder / "debian", log, note)
 
 
-def _unpack(package: str, target: Path, log: TextIO) -> None:
-    """A Debian package's files under `target`; none where this isn't Debian."""
+def _unpack(package: str, target: Path, log: TextIO, note: Callable[[str], None]) -> None:
+    """A Debian package's files under `target`; none where this isn't Debian, or its index has not the package."""
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        log.write(f"no apt-get and dpkg: without {package}\n")
+        note(f"no apt-get and dpkg: without {package}")
         return
     target.mkdir(exist_ok=True)
-    _run(["apt-get", "download", package], log, where=target)
+    try:
+        _run(["apt-get", "download", package], log, note, where=target)
+    except PeerFailed as reason:
+        note(f"without {package}: {reason}")
+        return
     for archive in target.glob("*.deb"):
-        _run(["dpkg", "-x", str(archive), str(target)], log)
+        _run(["dpkg", "-x", str(archive), str(target)], log, note)
         archive.unlink()
 
 
-def _run(command: Sequence[str], log: TextIO, where: Path | None = None) -> None:
-    log.write(f"$ {' '.join(command)}\n")
-    log.flush()
+def _run(command: Sequence[str], log: TextIO, note: Callable[[str], None], where: Path | None = None) -> None:
     try:
-        subprocess.run(command, check=True, stdout=log, stderr=log, timeout=INSTALL_S, cwd=where)
-    except (subprocess.SubprocessError, OSError) as error:
-        raise PeerFailed(f"not installed: {error}; see {log.name}") from error
+        run_tool(command, log, INSTALL_S, note, where)
+    except PeerFailed as reason:
+        raise PeerFailed(f"not installed: {reason}") from reason

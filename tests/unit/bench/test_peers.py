@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from bench.offline import BadAnswerError, Load
 from bench.peers import run
 from bench.peers.catalog import PEERS, Peer, Variant, variants
-from bench.peers.compare import CHILD, Found, Plan, Prepared, compare, read_answer, read_turn, standing
+from bench.peers.compare import CHILD, Plan, Prepared, compare, read_answer, read_turn
 from bench.peers.process import PeerFailed, PeerProcess, parsed
+from bench.peers.results import Asked, Found, short, standing, table, told
 from bench.plot_peers import draw_peers
 from ops.cli import main
 
@@ -70,7 +71,8 @@ def variant(name: str, mode: str = "bf16") -> Variant:
 
 def plan(tmp_path: Path, *names: str, **more: Any) -> Plan:
     made: dict[str, Any] = {"loads": (LOAD,), "rounds": 2, "turn_s": 20.0, **more}
-    return Plan(variants=[variant(name) for name in names], seed=0, vocab_size=1000, logs=tmp_path, **made)
+    asked = Asked([variant(name) for name in names], made["loads"], made["rounds"], seed=0)
+    return Plan(asked, vocab_size=1000, turn_s=made["turn_s"], logs=tmp_path)
 
 
 def test_peers_that_fail_are_told_and_the_others_are_measured(script: Path, tmp_path: Path) -> None:
@@ -100,7 +102,9 @@ def test_peers_that_fail_are_told_and_the_others_are_measured(script: Path, tmp_
     assert (slow["agreement"], slow["failed"], slow["versions"]) == (0.0, "", {"made up": "1"})
     assert engines["octavo"]["agreement"] == 1.0
     assert engines["dying"]["workloads"]["D2"]["tokens_per_s"] == [pytest.approx(400.0), None]
-    assert engines["dying"]["agreement"] is None
+    assert (engines["dying"]["agreement"], engines["dying"]["answers_compared"]) == (1.0, 2)
+    assert (engines["lazy"]["agreement"], engines["lazy"]["answers_compared"]) == (None, 0)
+    assert (slow["answers_compared"], results["interrupted"]) == (4, False)
     reasons = {name: engine["failed"] for name, engine in engines.items() if engine["failed"]}
     assert reasons.keys() == {"broken", "dying", "lazy", "hanging", "nowhere", "missing"}
     assert reasons["broken"] == "ImportError: no such library"
@@ -111,14 +115,47 @@ def test_peers_that_fail_are_told_and_the_others_are_measured(script: Path, tmp_
     assert reasons["nowhere"].startswith("not started: ")
     assert reasons["missing"] == "not installed: no such package"
     assert "round 2, D2, slow:bf16: 100 tokens/s" in notes
+    assert "slow:bf16: loading (2 of 8)" in notes
     assert "lazy:bf16 failed: D2, round 0: answer 0 has 3 tokens, not 10" in notes
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(script: Path, tmp_path: Path) -> None:
+    kept: list[dict[str, Any]] = []
+
+    def interrupt(note: str) -> None:
+        if note == "round 2, D2, octavo:bf16: 200 tokens/s":
+            raise KeyboardInterrupt
+
+    asked = plan(tmp_path, "octavo", "other", rounds=3)
+    prepared = {"octavo": made_up(script, 100.0), "other": made_up(script, 50.0)}
+    results = compare(asked, lambda each: prepared[each.peer.name], made_up(script, 1.0), interrupt, kept.append)
+    rates = {engine["name"]: engine["workloads"]["D2"]["tokens_per_s"] for engine in results["engines"]}
+    assert rates == {
+        "octavo:bf16": [pytest.approx(200.0)] * 2 + [None],
+        "other:bf16": [pytest.approx(100.0), None, None],
+    }
+    assert results["engines"][1]["workloads"]["D2"]["ours_to_this"]["median"] == pytest.approx(2.0)
+    assert [engine["agreement"] for engine in results["engines"]] == [1.0, 1.0]
+    assert told(results)[-1] == "interrupted: not all of 3 rounds were done"
+    assert [(each["interrupted"], each["engines"][1]["workloads"]["D2"]["most"]) for each in kept] == [
+        (True, pytest.approx(100.0))
+    ]
+
+
+def test_ctrl_c_before_anything_was_measured_is_just_that(script: Path, tmp_path: Path) -> None:
+    def interrupt(note: str) -> None:
+        if note.startswith("warm-up, D2, octavo:bf16: "):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(plan(tmp_path, "octavo"), lambda _: made_up(script, 9.0), made_up(script, 1.0), interrupt)
 
 
 def test_every_round_begins_with_another(script: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     asked = plan(tmp_path, "octavo", "other", loads=(WHOLE, LOAD))
     compare(asked, lambda _: made_up(script, 10.0), made_up(script, 10.0), notes.append)
-    order = [note.split(",")[2].split(":")[0].strip() for note in notes if note.startswith("round")]
+    order = [note.split(",")[2].split(":")[0].strip() for note in notes if note.startswith("round") and "," in note]
     assert order == ["other", "octavo"] * 2 + ["octavo", "other"] * 2
 
 
@@ -150,6 +187,18 @@ def test_a_process_is_stopped_while_nobody_asks(process: PeerProcess) -> None:
     assert process._process.returncode == 0
 
 
+def test_that_an_answer_takes_long_is_told(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer comes only when the waiting has been told."""
+    monkeypatch.setattr("bench.peers.process.TOLD_S", 0.01)
+    told_it = tmp_path / "told"
+    act = f"while not os.path.exists({str(told_it)!r}): time.sleep(0.01)"
+    prepared = made_up(script, 1.0, **{"turn 1": act})
+    with PeerProcess(prepared.command, prepared.environment, tmp_path / "log") as process:
+        process.ask(prepared.settings, 20.0)
+        answer = process.ask({"prompts": [[4]], "new": 1}, 20.0, lambda _: told_it.touch())
+    assert answer["tokens"] == [[4]]
+
+
 def test_a_message_that_is_none() -> None:
     assert parsed('{"tokens": []}\n') == {"tokens": []}
     with pytest.raises(PeerFailed, match=r"^it broke$"):
@@ -178,9 +227,9 @@ def test_a_tool_may_tell_only_how_fast_it_was_or_that_it_can_not() -> None:
     assert read_turn(LOAD, message) == (pytest.approx(2.0), [[*range(8)]] * 2)
 
 
-def test_the_best_of_both_sides_is_compared(tmp_path: Path) -> None:
+def test_the_best_of_both_sides_is_compared() -> None:
     names = (("octavo", "bfloat16"), ("octavo", "int8"), ("a", "bf16"), ("b", "bf16"), ("b", "int4"), ("c", "bf16"))
-    asked = Plan([variant(*name) for name in names], (LOAD,), 1, 0, 10, 1.0, tmp_path)
+    asked = Asked([variant(*name) for name in names], (LOAD,), rounds=1, seed=0)
     rates = dict(zip(names, (100.0, 300.0, 80.0, 50.0, 200.0, None), strict=True))
     found = {f"{name}:{mode}": Found(rates={"D2": [rate]}) for (name, mode), rate in rates.items()}
     assert standing(asked, found, "D2", full=True) == {"ours": "octavo:bfloat16", "peer": "a:bf16", "ratio": 1.25}
@@ -193,14 +242,14 @@ def test_results_are_written_told_and_drawn(script: Path, tmp_path: Path) -> Non
     asked = plan(tmp_path, *prepared, loads=(WHOLE, LOAD))
     measured = compare(asked, lambda each: prepared[each.peer.name], made_up(script, 1.0), lambda _: None)
     results = {"model": {"name": "made up"}, "threads": 2, **measured}
-    columns, rows = run.table(results)
-    assert columns == ("engine", "A", "ours/it", "D2", "ours/it", "as float32")
+    columns, rows = table(results)
+    assert columns == ("engine", "A", "ours/it", "D2", "ours/it", "as float32", "failed")
     assert rows == [
-        ("octavo:bf16", "200", "1.00", "200", "1.00", "100%"),
-        ("slow:bf16", "100", "2.00", "100", "2.00", "100%"),
-        ("broken:bf16", "-", "-", "-", "-", "-"),
+        ("octavo:bf16", "200", "1.00", "200", "1.00", "100%", ""),
+        ("slow:bf16", "100", "2.00", "100", "2.00", "100%", ""),
+        ("broken:bf16", "-", "-", "-", "-", "-", "ImportError: no such library"),
     ]
-    assert run.told(results) == [
+    assert told(results) == [
         "bfloat16 weights, A: octavo:bf16 is 2.00 times slow:bf16",
         "bfloat16 weights, D2: octavo:bf16 is 2.00 times slow:bf16",
         "any mode, A: octavo:bf16 is 2.00 times slow:bf16",
@@ -225,6 +274,52 @@ def test_names_of_peers_and_modes() -> None:
         variants(["tgi"])
     with pytest.raises(ValueError, match="vllm has no mode 'q8_0', only bf16, int8"):
         variants(["vllm:q8_0"])
+
+
+def test_modes_of_peers_that_have_none_of_their_own() -> None:
+    def names(given: str, modes: str) -> str:
+        return " ".join(each.name for each in variants(given.split(), modes.split()))
+
+    assert names("vllm llama.cpp transformers", "bf16") == "vllm:bf16 llama.cpp:bf16 transformers:bf16"
+    assert names("vllm openvino llama.cpp", "int8 int4") == (
+        "vllm:int8 openvino:int8 openvino:int4 llama.cpp:q8_0 llama.cpp:q4_1 llama.cpp:q4_0"
+    )
+    assert names("llama.cpp vllm:int8", "q4_0") == "llama.cpp:q4_0 vllm:int8"
+    with pytest.raises(ValueError, match="no peer has a mode 'fp8'; there are auto, bf16"):
+        variants(["vllm"], ["fp8"])
+    with pytest.raises(ValueError, match="none of transformers has a mode of int8"):
+        variants(["transformers"], ["int8"])
+
+
+def config(tmp_path: Path, **more: Any) -> run.PeersConfig:
+    given: dict[str, Any] = {"names": "vllm,llama.cpp", "modes": "", "ours": "bfloat16", "check": False, **more}
+    paths = {"cache": tmp_path, "out": tmp_path / "out"}
+    return run.PeersConfig.of(
+        loads=(LOAD,), model="smol", rounds=3, seed=0, threads=2, turn_limit=60.0, **paths, **given
+    )
+
+
+def test_options_of_the_command(tmp_path: Path) -> None:
+    found = config(tmp_path, modes="int8", ours="bfloat16, int8")
+    assert [each.name for each in found.variants] == [
+        *("octavo:bfloat16", "octavo:int8", "vllm:int8", "llama.cpp:q8_0")
+    ]
+    assert (found.rounds, found.out) == (3, tmp_path / "out")
+    checked = config(tmp_path, check=True, names="")
+    assert [each.name for each in checked.variants] == ["octavo:bfloat16"]
+    assert (checked.rounds, checked.out) == (1, tmp_path / "out" / "check")
+
+
+def test_a_check_has_small_workloads_of_the_same_kind() -> None:
+    shared = Load("B", count=32, shared=512, own=32, new=32, decoding=False)
+    assert run.reduced(shared) == Load("B", count=4, shared=64, own=8, new=4, decoding=False)
+    single = Load("D1", count=1, shared=0, own=128, new=128, decoding=True)
+    assert run.reduced(single) == Load("D1", count=1, shared=0, own=32, new=16, decoding=True)
+
+
+def test_reasons_in_the_table_are_short() -> None:
+    assert short("ended with status 1: one\ntwo") == "ended with status 1: one"
+    assert short("a" * 61) == "a" * 57 + "..."
 
 
 def test_the_command_refuses_unknown_peers_before_anything_is_made(tmp_path: Path) -> None:
