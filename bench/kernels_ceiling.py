@@ -19,8 +19,6 @@ from worker.model.decoder.native import SECTIONS
 from worker.step import StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from worker.kernels.native.library import Native
 
 PIECE: Final = 1 << 16
@@ -76,14 +74,12 @@ class Memory:
         return self.best
 
 
-def peak(native: Native, dtype: str, note: Callable[[str], None]) -> Peak:
+def peak(native: Native, dtype: str) -> Peak:
     """The best of our own kernels on shapes that suit them, and of torch's product, which knows no int8 like ours."""
     candidates = [_own_peak(native, dtype, width) for width in WIDTHS]
     if dtype != "int8":
         candidates.append(_torch_peak(dtype))
-    best = max(candidates, key=lambda one: one.operations_per_s)
-    note(f"products in {dtype}: {best.operations_per_s / 1e9:,.0f} GFLOP/s at most, by {best.by}")
-    return best
+    return max(candidates, key=lambda one: one.operations_per_s)
 
 
 def ideal_shape(width: int) -> DecoderShape:

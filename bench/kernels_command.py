@@ -61,10 +61,11 @@ def kernels(*, out: Path, as_json: bool, cache: Path | None, threads: int | None
     Steps are run whole, as by a worker, and the kernels take their parts' times: medians are told. Bytes and operations
     come from the model's shape: what a part can't do without. The ceiling is the longer of two times: its bytes at the
     rate at which as many threads read memory on huge pages, and its operations at the best rate of products that our
-    own kernels or torch reach on shapes that suit them. A part whose numbers lie in a cache may be above it.
+    own kernels or torch reach on shapes that suit them: the best that was seen. A part whose numbers lie in a cache may
+    be above it. See bench/kernels_work.py for what counts.
     """
     from bench.kernels import KernelsConfig, run_kernels
-    from bench.kernels_table import KERNELS_COLUMNS, kernels_cells, told
+    from bench.kernels_table import KERNELS_COLUMNS, in_table, kernels_cells, told
     from worker.model.errors import ModelError
 
     config = KernelsConfig(cache_dir=cache_folder(cache), threads=threads or 0, **values)
@@ -76,7 +77,7 @@ def kernels(*, out: Path, as_json: bool, cache: Path | None, threads: int | None
     if as_json:
         emit_json(results)
         return
-    print_table(KERNELS_COLUMNS, [kernels_cells(line) for line in results["lines"]])
+    print_table(KERNELS_COLUMNS, [kernels_cells(line) for line in results["lines"] if in_table(line)])
     for line in told(results):
         emit(line)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 KERNELS_COLUMNS: Final = (
     *("dtype", "step", "part", "ms", "of step", "MB", "Mop", "GB/s", "Gop/s", "bound by", "of ceiling"),
 )
+LEAST_SHARE: Final = 0.005
+"""Parts that take less of their step are not in the table."""
 WHOLE: Final = "whole step"
 CALL: Final = "call"
 """What of a step is not in the kernels: arrays made and numbers checked in Python."""
@@ -65,7 +67,7 @@ class Stepped:
     shape: DecoderShape
     load: Load
     parts: dict[str, Timed]
-    """By section."""
+    """By section, and of `CALL`."""
     whole: Timed
     """With all that is around the kernels."""
 
@@ -99,6 +101,8 @@ def step_lines(step: Stepped, only: Sequence[str], ceilings: Ceilings) -> list[d
     made, bounds = [], 0.0
     total = Work()
     for section, timed in step.parts.items():
+        if section == CALL:
+            continue
         work = work_of(section, step.shape, step.load, step.dtype)
         bound, by = ceilings.seconds(work, kind_of(section, step.dtype))
         total += work
@@ -107,11 +111,9 @@ def step_lines(step: Stepped, only: Sequence[str], ceilings: Ceilings) -> list[d
             made.append(_line(step.dtype, step.load.name, section, timed, step.whole, work, bound, by))
     if only:
         return made
-    around = max(0.0, step.whole.median - sum(timed.median for timed in step.parts.values()))
-    nothing = Work()
     return [
         *made,
-        _line(step.dtype, step.load.name, CALL, Timed(around, around), step.whole, nothing, 0.0, ""),
+        _line(step.dtype, step.load.name, CALL, step.parts[CALL], step.whole, Work(), 0.0, ""),
         _line(step.dtype, step.load.name, WHOLE, step.whole, step.whole, total, bounds, "parts"),
     ]
 
@@ -140,6 +142,12 @@ def _line(
     }
 
 
+def in_table(line: dict[str, Any]) -> bool:
+    """Whether a part is told to people: not if it takes next to nothing of its step."""
+    share: float = line["share_of_step"]
+    return share >= LEAST_SHARE
+
+
 def kernels_cells(line: dict[str, Any]) -> tuple[Any, ...]:
     """A line of the table."""
     seconds = line["seconds"]["median"]
@@ -166,6 +174,7 @@ def told(results: dict[str, Any]) -> list[str]:
     """For people, beneath the table: on what, and the ceilings."""
     machine, ceilings = results["machine"], results["ceilings"]
     return [
+        f"parts that take less than {LEAST_SHARE:.1%} of their step are in the JSON only",
         f"{machine['cpu']}, kernels for {results['kernels']} on {results['threads']} threads",
         f"ceiling of reading: {ceilings['bytes_per_s'] / 1e9:,.1f} GB/s, over {results['config']['read_mib']} MiB",
         *(

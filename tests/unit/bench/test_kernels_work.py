@@ -14,6 +14,7 @@ from bench.kernels_table import (
     Sampled,
     Stepped,
     Timed,
+    in_table,
     kernels_cells,
     kind_of,
     peaks_needed,
@@ -123,9 +124,11 @@ def test_a_part_is_bound_by_products_of_its_own_kind() -> None:
 
 
 def stepped() -> Stepped:
-    """Each part takes 1 ms, and the median of the whole is 15."""
+    """Each part takes 1 ms, what is around them 5, and the whole 15."""
     parts = {section: Timed.of([0.003, 0.001, 0.0005]) for section in SECTIONS if section != "halve"}
-    return Stepped("bfloat16", SHAPE, DECODE, {**parts, "halve": Timed(0, 0)}, Timed.of([0.015]))
+    return Stepped(
+        "bfloat16", SHAPE, DECODE, {**parts, "halve": Timed(0, 0), "call": Timed(0.005, 0.004)}, Timed.of([0.015])
+    )
 
 
 def test_lines_of_a_step() -> None:
@@ -144,7 +147,7 @@ def test_lines_of_a_step() -> None:
         "bound_by": "memory",
         "ceiling": pytest.approx(0.0309),
     }
-    assert by_part["call"]["seconds"]["median"] == pytest.approx(0.005)
+    assert by_part["call"]["seconds"] == {"median": 0.005, "least": 0.004}
     assert by_part["call"]["ceiling"] is None
     whole = by_part["whole step"]
     assert whole["bytes"] == sum(line["bytes"] for line in lines if line is not whole)
@@ -163,6 +166,8 @@ def test_cells() -> None:
         *("bfloat16", "decode 5 at 6", "prepare", "1.000", "6.7%", "-", "-", "-", "-", "-", "-"),
     )
     assert all(len(row) == len(KERNELS_COLUMNS) for row in cells)
+    assert in_table({"share_of_step": 0.005})
+    assert not in_table({"share_of_step": 0.0049})
 
 
 def test_the_sampler_reads_logits_once() -> None:
@@ -181,6 +186,7 @@ def test_what_is_told_beneath_the_table() -> None:
         "ceilings": {"bytes_per_s": 2.05e10, "peaks": {"int8": {"operations_per_s": 1.5e12, "by": "our down"}}},
     }
     assert told(results) == [
+        "parts that take less than 0.5% of their step are in the JSON only",
         "a CPU, kernels for avx2 on 2 threads",
         "ceiling of reading: 20.5 GB/s, over 512 MiB",
         "ceiling of products in int8: 1,500 Gop/s, by our down",
