@@ -2,11 +2,13 @@
 
 Two kinds of client, as one cannot serve both uses:
 
-* ``Broker.commands``: short commands. A socket timeout, so that a dead peer is noticed; no retries of its own, as only
-  the caller knows whether doing something twice is harmless. ``call``, ``pipeline`` and ``script`` are the ways in:
-  they retry what is idempotent and translate exceptions.
-* ``Broker.blocking()``: blocking reads and subscriptions. No socket timeout (one shorter than the read would turn
-  silence into an error) and no retries (a read that is sent again after its reply was lost loses entries).
+* ``Broker.commands``: short commands. No retries of its own, as only the caller knows whether doing something twice is
+  harmless. ``call``, ``pipeline`` and ``script`` are the ways in: each attempt has a limit, so that a dead peer is
+  noticed; they retry what is idempotent and translate exceptions.
+* ``Broker.blocking()``: blocking reads and subscriptions. No retries: a read that is sent again after its reply was
+  lost loses entries.
+
+Neither has a socket timeout: the library would start a task for every command that it sends.
 
 A command whose task is cancelled, or that times out, closes its connection: the reply that is still on its way must
 not be read as the answer to the next command.
@@ -29,6 +31,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from kvstore.errors import BrokerTooOld, BrokerUnreachable, BrokerUrl
 from kvstore.keys import DEFAULT_NAMESPACE, Keys
+from kvstore.parts import Parts
 from kvstore.scripts import load_scripts
 from kvstore.translation import CONNECTION_TROUBLE, execute, shown_url, translate, translated
 
@@ -56,6 +59,7 @@ class BrokerConfig:
     """How long ``connect`` tries to reach a broker before it gives up."""
     connect_timeout_s: float = 2.0
     command_timeout_s: float = 5.0
+    """For one attempt at a command, connecting included."""
     retries: int = 3
     """How often an idempotent command is sent again after a lost connection or reply."""
     max_connections: int = 64
@@ -68,7 +72,9 @@ class Broker:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.keys = Keys(config.namespace)
-        self.commands = _client(config, config.command_timeout_s)
+        self.commands = _client(config)
+        self.spent = Parts()
+        """What callers waited for: by script, by command in lower case, and in pipelines. Retries are part of it."""
         self.malformed = 0
         """Values found in the broker that did not parse. Only ever grows."""
         self.retried = 0
@@ -83,7 +89,8 @@ class Broker:
 
         ``options`` are for the client's parser of the reply.
         """
-        return await self._attempts(lambda: execute(self.commands, *command, **options), retry=retry)
+        name = str(command[0]).lower()
+        return await self._attempts(name, lambda: execute(self.commands, *command, **options), retry=retry)
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Several idempotent commands in one round trip, not as a transaction.
@@ -104,7 +111,7 @@ class Broker:
                     raise reply
             return replies
 
-        replies = await self._attempts(run, retry=True)
+        replies = await self._attempts("pipeline", run, retry=True)
         return [translate(reply) if isinstance(reply, RedisError) else reply for reply in replies]
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -118,7 +125,7 @@ class Broker:
                 # A restarted or flushed server. EVAL loads it again for all later calls.
                 return await execute(self.commands, "EVAL", script.source, len(keys), *keys, *args)
 
-        return await self._attempts(run, retry=True)
+        return await self._attempts(name, run, retry=True)
 
     async def server_time_ms(self) -> int:
         """The broker's clock, milliseconds since the epoch."""
@@ -126,32 +133,40 @@ class Broker:
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     def blocking(self) -> Redis:
-        """A new client for blocking reads and subscriptions: no socket timeout, no retries.
-
-        The caller closes it (``await client.aclose()``).
-        """
-        return _client(self.config, None)
+        """A new client for blocking reads and subscriptions. The caller closes it (``await client.aclose()``)."""
+        return _client(self.config)
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""
         self._closed = True
         await self.commands.aclose()
 
-    async def _attempts(self, do: Callable[[], Awaitable[T]], *, retry: bool) -> T:
-        failures = 0
+    async def _attempts(self, name: str, do: Callable[[], Awaitable[T]], *, retry: bool) -> T:
+        failures, began = 0, time.perf_counter()
         while True:
             if self._closed:
                 raise BrokerUnreachable("the connection to the broker was closed by this process")
             try:
                 async with self._slots:
-                    with translated(self.config.url):
-                        return await do()
+                    done = await self._once(do)
             except BrokerUnreachable:
                 failures += 1
                 if not retry or failures > self.config.retries:
                     raise
+            else:
+                self.spent.add(name, time.perf_counter() - began)
+                return done
             self.retried += 1
             await asyncio.sleep(backoff_s(failures))
+
+    async def _once(self, do: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self.config.command_timeout_s):
+                with translated(self.config.url):
+                    return await do()
+        except TimeoutError:
+            where, limit = shown_url(self.config.url), self.config.command_timeout_s
+            raise BrokerUnreachable(f"broker at {where} did not answer in {limit:g} s") from None
 
 
 async def connect(config: BrokerConfig) -> Broker:
@@ -176,7 +191,7 @@ def backoff_s(failures: int) -> float:
     return random.uniform(0.1, 1.0) * min(_BACKOFF_CAP_S, _BACKOFF_BASE_S * 2.0 ** min(failures, 10))
 
 
-def _client(config: BrokerConfig, socket_timeout: float | None) -> Redis:
+def _client(config: BrokerConfig) -> Redis:
     # Options of the URL first, ours last: a URL may not switch on decoding or retries.
     try:
         options: dict[str, Any] = dict(parse_url(config.url))
@@ -187,7 +202,7 @@ def _client(config: BrokerConfig, socket_timeout: float | None) -> Redis:
         # Both pinned: the client's defaults for them have changed between versions.
         protocol=2,
         decode_responses=False,
-        socket_timeout=socket_timeout,
+        socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
         # Above our own bound on commands in flight, which makes callers wait instead of fail.
         max_connections=config.max_connections + 1,

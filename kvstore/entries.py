@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from kvstore.errors import BrokerUnreachable
+from kvstore.errors import BrokerError, BrokerUnreachable
 from kvstore.keys import GROUP
-from kvstore.translation import execute, translate, translated
+from kvstore.translation import execute, translate
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -92,12 +92,11 @@ class EntryReader:
             # Somebody keeps deleting it: do not spin.
             await asyncio.sleep(random.uniform(0.05, 0.25))
         self._groups_made.add(stream)
-        with translated(self._broker.config.url):
-            try:
-                await execute(self._broker.commands, "XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
-            except ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):
-                    raise
+        try:
+            await self._broker.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+        except BrokerError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
 
 
 def _entry(item: tuple[bytes, Any]) -> Entry:
