@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import STARTING, DeadlinePassed, NoWorker, Overloaded
-from gateway.router import Candidate, Charge, Considered, Pending, route
+from gateway.router import READY, Candidate, Charge, Considered, Pending, route
 from kvstore.errors import QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted, charge
 
@@ -105,7 +105,9 @@ class Dispatch:
         """Reads the loads, routes, and charges the choice before any other decision can be made without it."""
         reading = self._pending.begin_reading()
         try:
-            loads = await self._registry.loads(workers)
+            able = sum(each.state == READY and each.incarnation not in refused for each in workers)
+            # The only one that can be chosen is chosen whatever its load.
+            loads = await self._registry.loads(workers) if able > 1 else {}
             candidates = [
                 Candidate(each.id, each.incarnation, each.state, loads[each.id].tokens if each.id in loads else 0)
                 for each in workers

@@ -8,11 +8,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.config import address
+from kvstore.parts import Parts, PartsCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from kvstore.jobs import Jobs, QueueInfo
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+CALL_PARTS: Final = ("check", "tokenize", "send", "relay")
+"""Of a Generate call, one after the other: its bounds and its model, its prompt's tokens and the job, routing and
+submitting it; and from each delivery that the doorbell brought to the response made of it."""
 _TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
 
 
@@ -53,7 +57,14 @@ class Metrics:
             registry=self.registry,
         )
         self.streams = Gauge("octavo_streams", "Generate calls that are open.", registry=self.registry)
+        self.parts = Parts(*CALL_PARTS)
+        self.registry.register(PartsCollector("octavo_part_seconds", "Parts of Generate calls.", "part", self.parts))
+        ProcessCollector(registry=self.registry)
         self._server: tuple[WSGIServer, Thread] | None = None
+
+    def watch_broker(self, spent: Parts) -> None:
+        """Shows what was waited for."""
+        self.registry.register(PartsCollector("octavo_broker_seconds", "Calls of the broker.", "call", spent))
 
     def watch_relay(self, malformed: Callable[[], int], refills: Callable[[], int]) -> None:
         """Shows the relay's own counters."""
@@ -89,7 +100,7 @@ class Call:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._began = self._last = time.monotonic()
+        self._began = self._last = self._lap = time.monotonic()
         self._has_output = False
         self.model = ""
         """Set once the model is found: names that clients make up must not become time series."""
@@ -97,9 +108,17 @@ class Call:
         """Set for a call that attached to a job: its times say nothing about the fleet."""
         metrics.streams.inc()
 
-    def output(self, tokens: int) -> None:
-        """So many tokens have come for one choice, 0 or more; of several choices, for the one that got most."""
+    def lap(self, part: str) -> None:
+        """One of the parts is done that follow on each other from the call's arrival on."""
         now = time.monotonic()
+        self._metrics.parts.add(part, now - self._lap)
+        self._lap = now
+
+    def output(self, tokens: int, heard: float) -> None:
+        """So many tokens have come for one choice, 0 or more; of several choices, for the one that got most. ``heard``:
+        when, on the monotonic clock."""
+        now = time.monotonic()
+        self._metrics.parts.add("relay", now - heard)
         if tokens and not self.replay:
             if self._has_output:
                 self._metrics.output_token_seconds.observe((now - self._last) / tokens)

@@ -182,6 +182,10 @@ class Stream:
             self._wake.set()
         return outcome
 
+    def heard(self, delivery: Delivery) -> float:
+        """When something of the delivery's choice was heard last, on the monotonic clock."""
+        return self._heard[delivery.chunk.choice]
+
     def distrust(self) -> None:
         """Something may have been missed: read the log."""
         self._place.stale = True

@@ -143,6 +143,7 @@ class Gateway:
             metrics=self.metrics,
             max_streams=config.max_streams,
         )
+        self.metrics.watch_broker(broker.spent)
         self.metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), FleetService(registry, jobs).handler()))

@@ -158,6 +158,7 @@ class InferenceService:
                         return await self._answer(stream, attached, context, call)
             served = await self._models.find(request.model)
             call.model = served.name
+            call.lap("check")
             job = admission.resolve(
                 request,
                 request_id=request_id,
@@ -166,8 +167,10 @@ class InferenceService:
                 limits=admission.Limits(served.context_length, served.vocab_size),
                 seed=secrets.randbits(64),
             )
+            call.lap("tokenize")
             order = Order(job, digest, context.time_remaining)
             async with self._sending(stream, context, self._dispatch.submit(order, served)) as sent:
+                call.lap("send")
                 return await self._answer(stream, sent, context, call)
 
     @asynccontextmanager
@@ -211,7 +214,7 @@ class InferenceService:
             response = response_of(stream.request_id, batch, sent.worker, stream.usage if done else None)
             if response.HasField("route"):
                 call.queued(response.route.queue_ms)
-            call.output(most_tokens(response.chunks))
+            call.output(most_tokens(response.chunks), stream.heard(batch[-1]))
             await context.write(response)
             failed = failed or next((each for each in batch if each.chunk.finish == inference_pb2.ERROR), None)
             if done:

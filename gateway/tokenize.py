@@ -1,7 +1,7 @@
 """Prompts to token ids, with the tokenizer that the workers published. No model files, and no torch.
 
 ``ModelTokenizer`` is synchronous; ``TokenizerPool`` runs it in a few threads, because encoding a long prompt takes tens
-of milliseconds and must not hold up anyone's stream.
+of milliseconds and must not hold up anyone's stream. A short one takes less time than the way to a thread and back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import asyncio
 import json
 import re
 import secrets
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.errors import AdmissionError
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from kvstore.registry import ModelCard
 
     T = TypeVar("T")
+
+SHORT: Final = 1024
+"""Characters of a prompt that is encoded at once, without a thread: a few tenths of a millisecond."""
+
+FEW: Final = 16
+"""Messages of a short chat."""
 
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -124,17 +132,21 @@ class TokenizerPool:
         # One at a time: transformers imports its parts when they are first asked for, and a second thread that asks
         # meanwhile finds a module that is not all there. It also leaves the other threads to prompts.
         async with self._loading:
-            return await self._run(lambda: ModelTokenizer(card))
+            return await self._run(lambda: _warmed(ModelTokenizer(card)))
 
     async def text(self, tokenizer: ModelTokenizer, text: str, context_length: int) -> list[int]:
         """As ``ModelTokenizer.encode_text``. Raises AdmissionError at once for text that can't fit."""
         tokenizer.check_size("text", text, context_length)
+        if len(text) <= SHORT:
+            return tokenizer.encode_text(text)
         return await self._run(lambda: tokenizer.encode_text(text))
 
     async def chat(
         self, tokenizer: ModelTokenizer, messages: Sequence[tuple[str, str]], context_length: int
     ) -> list[int]:
         """As ``ModelTokenizer.encode_chat``."""
+        if sum(len(content) for _, content in messages) <= SHORT and len(messages) <= FEW:
+            return tokenizer.encode_chat(messages, context_length)
         return await self._run(lambda: tokenizer.encode_chat(messages, context_length))
 
     async def close(self) -> None:
@@ -143,6 +155,13 @@ class TokenizerPool:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _warmed(tokenizer: ModelTokenizer) -> ModelTokenizer:
+    """With its template compiled, which takes tens of milliseconds: short chats are rendered on the event loop."""
+    with suppress(AdmissionError):  # there is none, or it refuses this chat
+        tokenizer.encode_chat([("user", "a")], sys.maxsize)
+    return tokenizer
 
 
 def _content(token: object) -> str:

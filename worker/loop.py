@@ -59,6 +59,7 @@ class WorkerLoop:
     ) -> None:
         self._config = config
         self._metrics = metrics
+        metrics.watch_broker(broker.spent)
         self._jobs = Jobs(broker)
         self._journal = Journal(config.id)
         self._stats: EngineStats = engine.stats()
@@ -83,6 +84,7 @@ class WorkerLoop:
 
     async def run(self) -> None:
         """Serves until drained. Raises StuckError, LeaseLostError, or what broke a part that can't do without it."""
+        self._metrics.watch_thread("loop")
         self._tell(self._stats)
         await self._intake.open()
         parts = {
@@ -113,6 +115,7 @@ class WorkerLoop:
     async def _steps(self) -> None:
         """The engine's thread. Raises what the engine raises."""
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._metrics.watch_thread, "engine")
         await loop.run_in_executor(self._thread, self._stepper.run, loop)
 
     async def _work(self) -> None:
@@ -133,7 +136,7 @@ class WorkerLoop:
     async def _take_steps(self) -> None:
         """What the engine's thread has told, in order: to the journal, and from there to the committer."""
         while self._stepped:
-            stepped = self._stepped.pop(0)
+            stepped, began = self._stepped.pop(0), time.monotonic()
             deliveries: list[job_pb2.Delivery] = []
             for change, request_id, error in stepped.refused:
                 job = self._journal.running.get(request_id)
@@ -143,11 +146,21 @@ class WorkerLoop:
             if output is not None:
                 record, ended, seen = self._journal.record, stepped.ended, stepped.seen
                 deliveries += [d for o in output.outputs if (d := record(o, ended, seen)) is not None]
+                self._tell_parts(stepped, deliveries, began)
             await self._hand_over(deliveries)
             self._stepper.taken()
             self._tell(stepped.stats)
             if output is not None:
                 self._tell_step(output, stepped.ended - stepped.began)
+
+    def _tell_parts(self, stepped: Stepped, deliveries: list[job_pb2.Delivery], began: float) -> None:
+        """How long a step's results waited to be taken, at ``began``, and what its jobs waited for it."""
+        parts = self._metrics.parts
+        parts.add("take", began - stepped.ended)
+        parts.add("record", time.monotonic() - began)
+        for delivery in deliveries:
+            if delivery.HasField("route"):
+                parts.add("wait", delivery.route.prefill_ms / 1000 - (stepped.ended - stepped.began))
 
     def _tell_step(self, output: StepOutput, seconds: float) -> None:
         self._metrics.step(output.stats, seconds)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter as Counts
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from kvstore.parts import Parts, PartsCollector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from prometheus_client import Metric
 
     from worker.scheduling.block import Event
     from worker.step import EngineStats, StepStats
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+SHELL_PARTS: Final = ("wait", "take", "record")
+"""Of a job: from its claim to the step that brings its first token. Of a step: from its end until the event loop takes
+its results, and making deliveries of them."""
 
 
 class WorkerMetrics:
@@ -59,6 +71,20 @@ class WorkerMetrics:
             *(self.evictions, self.preemptions, self.displacements),
         ]
         self._seen = (0, 0, 0, 0, 0)
+        self.parts = Parts(*SHELL_PARTS)
+        registry.register(PartsCollector("octavo_part_seconds", "Parts of the shell's work", "part", self.parts))
+        self._threads = _ThreadSeconds()
+        registry.register(self._threads)
+        ProcessCollector(registry=registry)
+        self._registry = registry
+
+    def watch_broker(self, spent: Parts) -> None:
+        """Shows what was waited for."""
+        self._registry.register(PartsCollector("octavo_broker_seconds", "Calls of the broker", "call", spent))
+
+    def watch_thread(self, name: str) -> None:
+        """Shows the processor time of the thread that calls this, where the system tells it."""
+        self._threads.add(name)
 
     def ended(self, outcome: str) -> None:
         self.jobs.labels(outcome).inc()
@@ -82,3 +108,22 @@ class WorkerMetrics:
         for counter, total, seen in zip(self._counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals
+
+
+class _ThreadSeconds(Collector):
+    """What threads have computed for: read from the system's clocks when somebody asks."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, int] = {}
+
+    def add(self, name: str) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clocks[name] = time.pthread_getcpuclockid(threading.get_ident())
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at every scrape, in the endpoint's thread."""
+        family = CounterMetricFamily("octavo_thread_seconds", "Processor time of a thread", labels=("thread",))
+        for name, clock in dict(self._clocks).items():
+            with suppress(OSError):  # the thread has ended
+                family.add_metric((name,), time.clock_gettime(clock))
+        return (family,)

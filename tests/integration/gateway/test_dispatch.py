@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.dispatch import Dispatch, Order
-from gateway.errors import NoWorker
+from gateway.errors import NoWorker, Overloaded
 from gateway.models import Models
 from gateway.tasks import Tasks
 from gateway.tokenize import TokenizerPool
@@ -78,13 +78,40 @@ async def test_a_full_worker_is_routed_around(broker: Broker) -> None:
 
 
 class CountingRegistry(Registry):
-    """Counts the looks at the fleet."""
+    """Counts the looks at the fleet, and at its loads."""
 
     looks = 0
+    loads_read = 0
+
+    async def loads(self, workers: Sequence[WorkerInfo]) -> dict[str, Load]:
+        self.loads_read += 1
+        return await super().loads(workers)
 
     async def workers(self) -> list[WorkerInfo]:
         self.looks += 1
         return await super().workers()
+
+
+async def test_loads_are_read_only_where_there_is_a_choice(broker: Broker) -> None:
+    worker, other = ScriptedWorker(broker), ScriptedWorker(broker, "w1")
+    await worker.start()
+    registry, pool, tasks = CountingRegistry(broker), TokenizerPool(1), Tasks()
+    models = Models(registry, pool, tasks)
+    dispatch = Dispatch(Jobs(broker), registry, models, gateway="g", max_queue=1, rng=random.Random(0))
+    assert (await dispatch.submit(order("r1"), await models.find("tiny"))).worker == "w0"
+    assert registry.loads_read == 0
+    await other.start()
+    served = await models.find("tiny", now=True)
+    assert [each.id for each in served.workers] == ["w0", "w1"]
+    assert (await dispatch.submit(order("r2"), served)).worker == "w1"
+    assert registry.loads_read == 1
+    # The first that is tried is full, then there is only one left.
+    with pytest.raises(Overloaded):
+        await dispatch.submit(order("r3"), served)
+    assert registry.loads_read == 2
+    for each in (worker, other):
+        await each.stop()
+    await pool.close()
 
 
 async def test_one_look_at_the_fleet_serves_many_requests(broker: Broker) -> None:

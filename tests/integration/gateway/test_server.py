@@ -115,6 +115,10 @@ async def test_metrics_over_http(broker: Broker, worker: ScriptedWorker) -> None
         assert seen["octavo_time_to_first_token_seconds_count"] == 1
         assert 1 <= seen["octavo_time_per_output_token_seconds_count"] <= 3
         assert seen["octavo_queue_seconds_count"] == 2
+        for part in ("check", "tokenize", "send"):
+            assert seen[f'octavo_part_seconds_count{{part="{part}"}}'] == 3
+        assert seen['octavo_part_seconds_count{part="relay"}'] == seen["octavo_time_per_output_token_seconds_count"] + 2
+        assert seen['octavo_broker_seconds_count{call="submit"}'] == 3
         assert seen['octavo_queue_depth{state="undelivered",worker="w0"}'] == 0
         assert seen['octavo_queue_oldest_seconds{worker="w0"}'] > 0
         assert not any("nobody" in name for name in seen)

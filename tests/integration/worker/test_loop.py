@@ -16,6 +16,7 @@ from tests.integration.worker.one_worker import GATEWAY, LONG, OTHER_GATEWAY, Fl
 from tests.support.waiting import until
 from worker.errors import LeaseLostError, StuckError
 from worker.intake import READ_AHEAD
+from worker.metrics import SHELL_PARTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,10 @@ async def test_batched_answers_equal_solo_answers(broker: Broker, model_dir: Pat
         assert fleet.metrics.get_sample_value("octavo_jobs_total", {"outcome": "length"}) == 16
         assert fleet.metrics.get_sample_value("octavo_worker_sequences", {"state": "running"}) == 0
         assert fleet.metrics.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"})
+        steps = fleet.metrics.get_sample_value("octavo_step_seconds_count")
+        parts = [fleet.metrics.get_sample_value("octavo_part_seconds_count", {"part": part}) for part in SHELL_PARTS]
+        assert parts == [16, steps, steps]
+        assert fleet.metrics.get_sample_value("octavo_broker_seconds_sum", {"call": "commit"})
 
 
 async def test_a_cancelled_job_stops_and_frees_its_blocks(broker: Broker, model_dir: Path, tmp_path: Path) -> None:

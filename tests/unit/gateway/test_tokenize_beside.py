@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.tokenize import ModelTokenizer, TokenizerPool
+from gateway.tokenize import FEW, SHORT, ModelTokenizer, TokenizerPool
 from kvstore.registry import ModelCard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 LONG = "a book whose sheets are folded into eight leaves " * 10_000
 CONTEXT = len(LONG)
@@ -86,4 +86,29 @@ async def test_the_loop_turns_while_prompts_wait_for_their_tokens(tokenizer: Mod
     assert not any(task.done() for task in waiting)
     gate.set()
     assert [len(ids) for ids in await asyncio.gather(*waiting)] == [4000] * 8
+    await pool.close()
+
+
+@pytest.mark.parametrize(("length", "beside"), [(SHORT, False), (SHORT + 1, True)])
+async def test_only_long_prompts_take_the_way_to_a_thread(tokenizer: ModelTokenizer, length: int, beside: bool) -> None:
+    threads: list[int] = []
+
+    class Seen(ModelTokenizer):
+        def __init__(self) -> None:
+            self.__dict__.update(tokenizer.__dict__)
+
+        def encode_text(self, text: str) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().encode_text(text)
+
+        def encode_chat(self, messages: Sequence[tuple[str, str]], context_length: int) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().encode_chat(messages, context_length)
+
+    pool, seen = TokenizerPool(1), Seen()
+    assert len(await pool.text(seen, LONG[:length], CONTEXT)) == length
+    assert len(await pool.chat(seen, [("user", LONG[: length - 1]), ("user", "a")], CONTEXT)) == length - 1
+    assert [thread != threading.get_ident() for thread in threads] == [beside] * 2
+    await pool.chat(seen, [("user", "a")] * (FEW + 1), CONTEXT)
+    assert threads[-1] != threading.get_ident()
     await pool.close()
