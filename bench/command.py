@@ -17,6 +17,7 @@ from bench.kernels_command import kernels
 from bench.machine import describe_machine
 from bench.offline_command import engine, peers
 from bench.params import LengthsParam, LevelsParam
+from bench.path_command import path
 from bench.quality_command import quality
 from bench.runner import measure, warm_up
 from bench.workload import PROMPT_KINDS, Workload
@@ -161,6 +162,7 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
 
 command.add_command(engine)
 command.add_command(kernels)
+command.add_command(path)
 command.add_command(peers)
 command.add_command(quality)
 
