@@ -22,7 +22,7 @@ from bench.peers.process import PeerFailed
 from bench.peers.tools import run_tool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
@@ -135,7 +135,7 @@ def gguf(source: Path, target: Path, kind: str) -> Path:
 
 
 def write_gguf(source: Path, target: Path, kind: str) -> None:
-    """Every field and tensor of `source`, matrices as `kind`."""
+    """Every field and tensor of `source`, matrices as `kind`, and tokens that `streamable` lets be streamed."""
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
     from gguf.quants import dequantize, quantize
 
@@ -145,7 +145,10 @@ def write_gguf(source: Path, target: Path, kind: str) -> None:
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in {"general.architecture", "general.file_type"}:
             inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+            value = field.contents()
+            if name == "tokenizer.ggml.tokens" and reader.fields["tokenizer.ggml.model"].contents() == "gpt2":
+                value = streamable(value)
+            writer.add_key_value(name, value, field.types[0], sub_type=inner)
     for tensor in reader.tensors:
         numbers = dequantize(tensor.data, tensor.tensor_type).reshape(tuple(int(n) for n in reversed(tensor.shape)))
         if numbers.ndim == 2:
@@ -157,3 +160,39 @@ def write_gguf(source: Path, target: Path, kind: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def streamable(tokens: Sequence[str]) -> list[str]:
+    """The tokens of a byte-level vocabulary, those that are no text by themselves under names of ASCII letters.
+
+    llama.cpp's server streams a token when the text so far is whole; the ids of tokens before that, which are the first
+    bytes of a character, it never tells. Only ids go in and out here, and no number of the model is another.
+    """
+    values = _byte_values()
+    taken = set(tokens)
+    named: list[str] = []
+    for index, token in enumerate(tokens):
+        name = token
+        if all(letter in values for letter in token) and not _is_text(bytes(values[letter] for letter in token)):
+            name = f"bytes{index}"
+            while name in taken:
+                name += "_"
+        named.append(name)
+    return named
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _byte_values() -> dict[str, int]:
+    """The byte that each letter stands for in such a vocabulary: printable ones themselves, others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    letters = {chr(value): value for value in printable}
+    letters.update({chr(256 + place): value for place, value in enumerate(others)})
+    return letters

@@ -89,8 +89,8 @@ class Preparation:
                 self._tell(variant, folder / f"openvino-{weights}")
                 return export.openvino(self.directory, folder / f"openvino-{weights}", environment, weights, self.note)
             case "llama.cpp", mode:
-                self._tell(variant, folder / f"gguf-{mode}")
-                return export.gguf(self.source, folder / f"gguf-{mode}", mode)
+                self._tell(variant, folder / f"llama.cpp-{mode}")
+                return export.gguf(self.source, folder / f"llama.cpp-{mode}", mode)
         return self.directory
 
     def _tell(self, variant: Variant, form: Path) -> None:

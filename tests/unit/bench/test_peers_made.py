@@ -155,7 +155,8 @@ def test_a_gguf_of_another_type_has_the_same_fields_and_numbers(tmp_path: Path, 
     source = tmp_path / "source.gguf"
     writer = GGUFWriter(source, "llama")
     writer.add_block_count(3)
-    writer.add_token_list(["a", "b"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "Ã", "©", "Ã©", "bytes1"])
     writer.add_tensor("blk.0.attn_q.weight", numbers)
     writer.add_tensor("output_norm.weight", numbers[0])
     writer.write_header_to_file()
@@ -164,13 +165,18 @@ def test_a_gguf_of_another_type_has_the_same_fields_and_numbers(tmp_path: Path, 
     writer.close()
     made = GGUFReader(export.gguf(source, tmp_path / "made", kind))
     assert made.fields["llama.block_count"].contents() == 3
-    assert made.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    assert made.fields["tokenizer.ggml.tokens"].contents() == ["a", "bytes1_", "bytes2", "Ã©", "bytes1"]
     matrix, norm = made.tensors
     assert (matrix.tensor_type, norm.tensor_type) == (GGMLQuantizationType[kind.upper()], GGMLQuantizationType.F32)
     rounded = torch.from_numpy(numbers).bfloat16().float().numpy()
     found = dequantize(matrix.data, matrix.tensor_type)
     assert np.abs(found - rounded).max() <= off
     assert np.array_equal(norm.data, numbers[0])
+
+
+def test_tokens_that_are_text_or_have_letters_of_no_byte_keep_their_names() -> None:
+    tokens = ["Ġthe", "Ċ", "<|im_end|>", "Ļ", "Ã", "日", "abÃ"]
+    assert export.streamable(tokens) == ["Ġthe", "Ċ", "<|im_end|>", "bytes3", "bytes4", "日", "bytes6"]
 
 
 def test_only_a_gguf_becomes_another(tmp_path: Path) -> None:
@@ -224,6 +230,6 @@ def test_that_a_form_of_the_model_is_written_is_told_once(tmp_path: Path, monkey
     preparation = Preparation("smol", tmp_path, tmp_path / "a.gguf", "key", tmp_path, 2, 32, notes.append)
     for _ in range(2):
         made = preparation.prepare(Variant(PEERS["llama.cpp"], "q8_0"))
-        assert made.settings["model"] == str(tmp_path / "peers" / "models" / "key" / "gguf-q8_0" / "model.gguf")
+        assert made.settings["model"] == str(tmp_path / "peers" / "models" / "key" / "llama.cpp-q8_0" / "model.gguf")
         assert isinstance(made.settings["options"], list)
-    assert notes == [f"llama.cpp:q8_0: writing the model in its form to {tmp_path / 'peers/models/key/gguf-q8_0'}"]
+    assert notes == [f"llama.cpp:q8_0: writing the model in its form to {tmp_path / 'peers/models/key/llama.cpp-q8_0'}"]
