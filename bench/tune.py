@@ -128,6 +128,7 @@ def run_tune(config: TuneConfig, subject: Subject, note: Callable[[str], None]) 
             "neighbours": _share([given[variant, point] for point in points]),
             "unused": unused[variant.block_size],
             "ratio": ratio(times, variant, reference(config), points),
+            "ratio_p75": percentile(by_round(times, variant, reference(config), points), 75),
             "steps": [{**point._asdict(), **_spread(times[variant, point])} for point in points],
         }
         for variant in variants
@@ -174,51 +175,65 @@ def reference(config: TuneConfig) -> Variant:
 
 def ratio(times: Times, variant: Variant, other: Variant, points: Sequence[Point]) -> float:
     """A variant's times over another's: in each round, the median over rounds, the geometric mean over steps' kinds."""
-    logs = []
-    for point in points:
-        pairs = zip(times[variant, point], times[other, point], strict=True)
-        logs.append(math.log(percentile([mine / theirs for mine, theirs in pairs], 50)))
-    return math.exp(sum(logs) / len(logs))
+    return _mean([percentile(_ratios(times, variant, other, point), 50) for point in points])
+
+
+def by_round(times: Times, variant: Variant, other: Variant, points: Sequence[Point]) -> list[float]:
+    """The same, round by round."""
+    each = [_ratios(times, variant, other, point) for point in points]
+    return [_mean(ratios) for ratios in zip(*each, strict=True)]
 
 
 def propose(measured: Sequence[dict[str, Any]], most_unused: float) -> dict[str, Any]:
     """The setting for a worker, with the reason.
 
-    Of those that leave at most ``most_unused`` of the slots unused (or of the smallest blocks, when none does), the
-    fastest in a worn pool, for that is where a worker spends its life; and of those that are as fast, but for `NOISE`,
-    the smallest blocks in the shortest runs.
+    Only a worn pool counts, for that is where a worker spends its life. A setting is faster if it takes less time than
+    the smallest blocks without runs by more than `NOISE`, and some less in three of four rounds. Of the fastest that
+    leave at most ``most_unused`` of the slots unused, the smallest blocks in the shortest runs.
     """
     worn = [each for each in measured if each["state"] == WORN]
-    smallest = min(each["block_size"] for each in worn)
-    frugal = [each for each in worn if each["unused"] <= most_unused or each["block_size"] == smallest]
-    fastest = min(each["ratio"] for each in frugal)
-    chosen = min(
-        (each for each in frugal if each["ratio"] <= fastest * (1 + NOISE)),
-        key=lambda each: (each["block_size"], each["block_run"]),
-    )
+    usual = min(worn, key=_size)
+    faster = [each for each in worn if each["ratio"] < 1 - NOISE and each["ratio_p75"] < 1]
+    frugal = [each for each in faster if each["unused"] <= most_unused or each["block_size"] == usual["block_size"]]
+    fastest = min((each["ratio"] for each in frugal), default=1.0)
+    chosen = min((each for each in frugal if each["ratio"] <= fastest * (1 + NOISE)), key=_size, default=usual)
     return {
         "block_size": chosen["block_size"],
         "block_run": chosen["block_run"],
-        "reason": " ".join(_reasons(worn, frugal, chosen, most_unused)),
+        "reason": " ".join(_reasons(worn, faster, chosen, most_unused)),
     }
 
 
+def _size(setting: dict[str, Any]) -> tuple[int, int]:
+    return setting["block_size"], setting["block_run"]
+
+
 def _reasons(
-    worn: Sequence[dict[str, Any]], frugal: Sequence[dict[str, Any]], chosen: dict[str, Any], most_unused: float
+    worn: Sequence[dict[str, Any]], faster: Sequence[dict[str, Any]], chosen: dict[str, Any], most_unused: float
 ) -> Iterator[str]:
-    fastest = min(frugal, key=lambda each: each["ratio"])
     yield (
         f"Steps take {chosen['ratio']:.3f} of the time of the smallest blocks without runs, and "
         f"{chosen['unused']:.1%} of the slots are unused."
     )
-    if fastest is not chosen:
-        yield f"{_named(fastest)} take {fastest['ratio']:.3f}, which is no difference that could be told from noise."
     quickest = min(worn, key=lambda each: each["ratio"])
-    if quickest not in frugal and quickest["ratio"] < chosen["ratio"] / (1 + NOISE):
+    if quickest is chosen or quickest["ratio"] > chosen["ratio"] / (1 + NOISE):
+        yield "Nothing is faster by more than noise."
+    elif quickest not in faster:
+        yield f"{_named(quickest)} take {quickest['ratio']:.3f}, but not in most rounds: measure again with more."
+    else:
         yield (
             f"{_named(quickest)} are faster ({quickest['ratio']:.3f}), but leave {quickest['unused']:.1%} unused: "
             f"{most_unused:.0%} may be."
         )
+
+
+def _ratios(times: Times, variant: Variant, other: Variant, point: Point) -> list[float]:
+    return [mine / theirs for mine, theirs in zip(times[variant, point], times[other, point], strict=True)]
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """The geometric one: twice and half are none."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def _named(setting: dict[str, Any]) -> str:
