@@ -32,7 +32,7 @@ def draw_tune(results: dict[str, Any], title: str, path: Path) -> None:
     places = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
     for index, step in enumerate(steps):
         _times(places[index], variants, index)
-        _finish(places[index], variants, f"{step['sequences']} sequences of {step['context']} tokens, ms per step")
+        _finish(places[index], variants, f"{step['sequences']} x {step['context']} tokens, ms per step")
     _waste(places[len(steps)], variants, results["config"]["most_unused"])
     for spare in places[len(steps) + 1 :]:
         spare.set_axis_off()
@@ -52,7 +52,7 @@ def _times(axes: Axes, variants: list[dict[str, Any]], index: int) -> None:
             markersize=3,
             linestyle=LINES[state],
             color=f"C{runs.index(run)}",
-            label=f"runs of {run}, {state} pool",
+            label=f"runs of {run}, {state}",
         )
 
 
