@@ -26,8 +26,9 @@ from gateway.tokenize import ModelTokenizer
 from kvstore.client import BrokerConfig, connect
 from kvstore.registry import Registry
 from ops.child import ChildFailed
-from ops.client import Client, plain
+from ops.client import BrokenStream, Client, plain
 from ops.config import usable_cores
+from ops.console import Loading
 from ops.fleet import Fleet
 from worker.__main__ import default_cache
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from bench.path_figures import Values
     from kvstore.client import Broker
     from octavo.v1 import inference_pb2
-    from ops.child import LineSink
     from ops.config import FleetConfig
 
 FIRST_TOKENS: Final = 8
@@ -70,18 +70,22 @@ class PathConfig:
         return made
 
 
-async def run_path(config: PathConfig, settings: FleetConfig, sink: LineSink, note: Callable[[str], None]) -> Any:
+async def run_path(config: PathConfig, settings: FleetConfig, note: Callable[[str], None]) -> dict[str, Any]:
     """Measures, and returns what is printed as JSON.
 
     Raises:
         grpc.aio.AioRpcError: a request failed.
         ChildFailed: the fleet did not start.
+        BadAnswerError: a request failed in this process.
+        BrokenStream: an answer was none.
         KvError: the broker does not answer.
         ModelError: the model can't be found, read or run.
     """
     machine = describe_machine()
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(Fleet(settings, sink, note))
+        loading = Loading()
+        fleet = await stack.enter_async_context(Fleet(settings, loading.sink, note))
+        loading.over = True
         ours = await asyncio.to_thread(OurEngine, engine_config(settings), note)
         client = await stack.enter_async_context(Client(fleet.targets[0]))
         broker = await connect(BrokerConfig(fleet.redis, settings.namespace))
@@ -136,7 +140,7 @@ class Pair:
         told = _told(before, await self._read())
         ran = await self._run([request])
         if answer.first_token_s is None or answer.route is None:
-            raise ValueError("an answer without a token, or without its route")
+            raise BrokenStream("an answer without a token, or without its route")
         return First(told, answer.first_token_s, answer.route.prefill_ms / 1000, ran.first_token, ran.first_parts)
 
     async def streams(self, requests: Sequence[inference_pb2.GenerateRequest]) -> Streams:

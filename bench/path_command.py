@@ -8,11 +8,12 @@ from typing import Any
 import click
 import grpc.aio
 
+from bench.offline import BadAnswerError
 from kvstore.errors import KvError
 from ops.child import ChildFailed
-from ops.client import describe
+from ops.client import BrokenStream, describe
 from ops.config import fleet_config, fleet_options
-from ops.console import Loading, emit, emit_json, note, unless_interrupted
+from ops.console import emit, emit_json, note, unless_interrupted
 from ops.show import print_table
 
 
@@ -50,8 +51,8 @@ def path(as_json: bool, **values: Any) -> None:
 
     config = PathConfig(**values)
     try:
-        results = asyncio.run(unless_interrupted(run_path(config, settings, Loading().sink, note)))
-    except (ChildFailed, KvError, ModelError) as error:
+        results = asyncio.run(unless_interrupted(run_path(config, settings, note)))
+    except (BadAnswerError, BrokenStream, ChildFailed, KvError, ModelError) as error:
         raise click.ClickException(str(error)) from error
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
