@@ -1,7 +1,7 @@
 """The free blocks of a pool, and which of them comes next: singly, or in runs of neighbours.
 
 A step reads a sequence's keys and values in the order of its table. Where neighbours in the table are neighbours in
-memory, the processor guesses what comes next.
+memory, a processor may guess what comes next; whether it gains by that is what ``octavo tune`` measures.
 """
 
 from __future__ import annotations
