@@ -66,7 +66,7 @@ def command(*, out: Path, plot: str, cache: Path | None, threads: int | None, as
 
     Times steps of the real decoder, whose keys and values lie as a pool leaves them: fresh, worn by texts that came and
     went, and in pieces on purpose. Tells what of the K/V memory each size leaves unused in a mixed load, and proposes a
-    setting for workers. Takes about two minutes with the default model.
+    setting for workers. Takes two to three minutes with the default model on two cores.
     """
     from bench.tune import TuneConfig, run_tune
     from bench.tune_model import load
