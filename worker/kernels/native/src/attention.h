@@ -101,24 +101,21 @@ static inline void score(const typename Kind::Number* const* queries, const type
 }
 
 // Turns one row's scores into likelihoods; those before `from` and from `to` on, within this chunk, are none. Returns by
-// what the sums so far have to be multiplied.
-template <class Kind>
-static inline float weigh_scores(float* scores, int tiles, int from, int to, const AttentionShape& shape, float& maximum,
-                                 float& total, typename Kind::Number* likelihoods) {
+// what the sums so far have to be multiplied. TILES: CHUNK_TILES where there are so many, which then stay in registers; 0
+// else.
+template <class Kind, int TILES>
+static inline float weigh_some(float* scores, int some, int from, int to, const AttentionShape& shape, float& maximum,
+                               float& total, typename Kind::Number* likelihoods) {
+  const int tiles = TILES ? TILES : some;
   V v[CHUNK_TILES];
   const V scale = splat(shape.scale);
-  for (int tile = 0; tile < tiles; tile++) {
-    v[tile] = mul(load(scores + tile * LANES), scale);
-    if (shape.softcap > 0) v[tile] = mul(tanh_of(div(v[tile], splat(shape.softcap))), splat(shape.softcap));
-    const int first = from - tile * LANES, past = to - tile * LANES;
-    if (first > 0 || past < LANES) {
-      alignas(64) float some[LANES];
-      store(some, v[tile]);
-      for (int lane = 0; lane < LANES; lane++)
-        if (lane < first || lane >= past) some[lane] = NOTHING;
-      v[tile] = load(some);
-    }
-  }
+  for (int tile = 0; tile < tiles; tile++) v[tile] = mul(load(scores + tile * LANES), scale);
+  if (shape.softcap > 0)
+    for (int tile = 0; tile < tiles; tile++)
+      v[tile] = mul(tanh_of(div(v[tile], splat(shape.softcap))), splat(shape.softcap));
+  if (from > 0 || to < tiles * LANES)
+    for (int tile = 0; tile < tiles; tile++)
+      v[tile] = lanes_within(v[tile], from - tile * LANES, to - tile * LANES, NOTHING);
   V most = v[0];
   for (int tile = 1; tile < tiles; tile++) most = larger(v[tile], most);
   const float before = maximum;
@@ -137,6 +134,14 @@ static inline float weigh_scores(float* scores, int tiles, int from, int to, con
   const float keep = before == NOTHING ? 0.0f : lane0(exp_of(splat(before - maximum)));
   total = total * keep + sum(sums);
   return keep;
+}
+
+template <class Kind>
+static inline float weigh_scores(float* scores, int tiles, int from, int to, const AttentionShape& shape,
+                                 float& maximum, float& total, typename Kind::Number* likelihoods) {
+  if (tiles == CHUNK_TILES)
+    return weigh_some<Kind, CHUNK_TILES>(scores, tiles, from, to, shape, maximum, total, likelihoods);
+  return weigh_some<Kind, 0>(scores, tiles, from, to, shape, maximum, total, likelihoods);
 }
 
 // sums[ROWS][head] += likelihoods times values, of `tiles` times sixteen positions.

@@ -26,6 +26,17 @@ static inline V load_some(const float* from, int n, float fill) {
   return load(whole);
 }
 
+#if !defined(__AVX512F__)
+// Lanes before `first` and from `past` on become `other`.
+static inline V lanes_within(V v, int first, int past, float other) {
+  alignas(64) float whole[LANES];
+  store(whole, v);
+  for (int lane = 0; lane < LANES; lane++)
+    if (lane < first || lane >= past) whole[lane] = other;
+  return load(whole);
+}
+#endif
+
 static inline void store_some(float* to, V v, int n) {
   alignas(64) float whole[LANES];
   store(whole, v);
@@ -44,7 +55,7 @@ static inline float from_bf16(uint16_t value) {
 // in Cody and Waite's "Software Manual for the Elementary Functions"; the polynomial is that of Cephes' expf.
 static inline V exp_of(V x) {
   const V low = splat(-87.0f);
-  const V within = smaller(larger(x, low), splat(88.0f));
+  const V within = smaller(splat(88.0f), larger(low, x));  // NaN stays
   const V n = rounded(mul(within, splat(1.44269504088896341f)));
   V r = madd(n, splat(-0.693359375f), within);
   r = madd(n, splat(2.12194440e-4f), r);
@@ -55,5 +66,5 @@ static inline V exp_of(V x) {
   p = madd(p, r, splat(1.6666665459e-1f));
   p = madd(p, r, splat(5.0000001201e-1f));
   p = add(madd(p, mul(r, r), r), splat(1.0f));
-  return nan_if_nan(x, zero_below(x, low, times_power_of_two(p, n)));
+  return zero_below(x, low, times_power_of_two(p, n));
 }

@@ -24,6 +24,13 @@ static inline V zero_below(V x, V limit, V v) {
 static inline V nan_if_nan(V x, V v) { return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x); }
 static inline bool any_nan(V v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
 
+// Lanes before `first` and from `past` on become `other`.
+static inline V lanes_within(V v, int first, int past, float other) {
+  const uint32_t before = first <= 0 ? 0 : first >= 16 ? 0xffff : (1u << first) - 1;
+  const uint32_t up_to = past <= 0 ? 0 : past >= 16 ? 0xffff : (1u << past) - 1;
+  return _mm512_mask_mov_ps(splat(other), static_cast<__mmask16>(up_to & ~before), v);
+}
+
 static inline __m256 halves_added(V v) {
   return _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
 }

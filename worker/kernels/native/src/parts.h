@@ -26,7 +26,7 @@ class Parts {
     writes.clear();
     readings.clear();
     single_.clear();
-    const int64_t together = std::max<int64_t>(1, 32 * model.kv_heads / model.heads);
+    const int64_t together = std::max<int64_t>(1, 64 * model.kv_heads / model.heads);
     for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
       const int64_t first = step.first_rows[sequence], past = step.first_rows[sequence + 1];
       for (int64_t row = first; row < past;) {

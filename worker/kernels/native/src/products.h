@@ -55,12 +55,17 @@ static void unit_of_rows(const typename Kind::Number* rows, int64_t stride, cons
                                  inputs, row, use);
 }
 
+// So many numbers of rows are gone through with all weights, before the next ones.
+constexpr int64_t ROW_NUMBERS = 192 * 1024;
+
 // work(unit, first row, past) for all units and rows, from all threads.
 template <class Work>
 static void each_unit(Team& team, int64_t count, const Weight& weight, const Work& work) {
   const int64_t units = (weight.outputs + UNIT - 1) / UNIT;
-  // Few units are shared out evenly only if each is taken for some of the rows at a time.
-  const int64_t parts = std::max<int64_t>(1, std::min((count + 63) / 64, 6 * team.size() / units));
+  // Few units are shared out evenly only if each is taken for some of the rows at a time; and rows that don't fit into a
+  // core's second cache would be read from memory again for each unit.
+  const int64_t even = std::min((count + 63) / 64, 6 * team.size() / units);
+  const int64_t parts = std::max<int64_t>({1, even, count * weight.inputs / ROW_NUMBERS});
   const int64_t part = padded((count + parts - 1) / parts, ROW_STEP);
   each(team, units * parts, [&](int64_t piece) {
     const int64_t first = piece / units * part;

@@ -2,6 +2,8 @@
 #pragma once
 #include "tiles.h"
 
+constexpr int64_t TILES_TOGETHER = 4;
+
 // Tiles 0 to 3 are sums; 4 has queries, 6 keys: thirty-two numbers of sixteen; 5 has likelihoods, 7 values: of sixteen
 // positions.
 static void use_attention_tiles() {
@@ -60,6 +62,27 @@ static inline void gather_tiles(const uint16_t* likelihoods, const uint16_t* con
   }
 }
 
+// Turns the scores of sixteen queries, or fewer, into likelihoods.
+static inline void weigh_tile(Attending<Bf16>& all, const AttentionShape& shape, int64_t first, int64_t count,
+                              int64_t begin, int tiles, float (*scores)[CHUNK], uint16_t (*likelihoods)[CHUNK]) {
+  for (int64_t row = 0; row < LANES; row++) {
+    const int64_t position = row < count ? all.rows[first + row].position : 0;
+    const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
+    const int64_t to = std::min<int64_t>(CHUNK, position + 1 - begin);
+    if (row >= count || from >= to) {
+      std::memset(likelihoods[row], 0, CHUNK * sizeof(uint16_t));
+      continue;
+    }
+    const float keep = weigh_scores<Bf16>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
+                                          all.maxima[first + row], all.totals[first + row], likelihoods[row]);
+    if (keep == 1.0f) continue;
+    float* sums = all.sums.data() + (first + row) * shape.head;
+    for (int64_t d = 0; d < shape.head; d += LANES) store(sums + d, mul(load(sums + d), splat(keep)));
+  }
+}
+
+// Some tiles of queries go through each part of the work one after the other: each part waits long for its first
+// results, and meanwhile the next tile's are begun.
 static void attend_tiles(Attending<Bf16>& all, const int32_t* table, const Pages<Bf16>& pages,
                          const AttentionShape& shape, int64_t kv_head, int64_t chunk) {
   const int64_t begin = chunk * CHUNK, rows = static_cast<int64_t>(all.rows.size());
@@ -70,28 +93,25 @@ static void attend_tiles(Attending<Bf16>& all, const int32_t* table, const Pages
     values[tile] = pages.value_tile(table, chunk * CHUNK_TILES + tile, kv_head);
   }
   use_attention_tiles();
-  alignas(64) float scores[LANES][CHUNK];
-  alignas(64) uint16_t likelihoods[LANES][CHUNK];
-  for (int64_t first = 0; first < rows; first += LANES) {
-    const int64_t count = std::min<int64_t>(LANES, rows - first);
-    const auto sees = [begin](const Query<Bf16>& row) { return row.position >= begin; };
-    if (std::none_of(all.rows.begin() + first, all.rows.begin() + first + count, sees)) continue;
-    float* sums = all.sums.data() + first * shape.head;
-    score_tiles(all.queries.data() + first * shape.head, keys, tiles, shape.head, scores[0]);
-    for (int64_t row = 0; row < LANES; row++) {
-      const int64_t position = row < count ? all.rows[first + row].position : 0;
-      const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
-      const int64_t to = std::min<int64_t>(CHUNK, position + 1 - begin);
-      if (row >= count || from >= to) {
-        std::memset(likelihoods[row], 0, sizeof likelihoods[row]);
-        continue;
+  alignas(64) float scores[TILES_TOGETHER][LANES][CHUNK];
+  alignas(64) uint16_t likelihoods[TILES_TOGETHER][LANES][CHUNK];
+  const auto sees = [begin](const Query<Bf16>& row) { return row.position >= begin; };
+  for (int64_t group = 0; group < rows; group += TILES_TOGETHER * LANES) {
+    const auto each_tile = [&](const auto& work) {
+      for (int64_t first = group; first < std::min(rows, group + TILES_TOGETHER * LANES); first += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, rows - first), place = (first - group) / LANES;
+        // Where none of them sees so far, there is nothing to do.
+        if (std::any_of(all.rows.begin() + first, all.rows.begin() + first + count, sees)) work(first, count, place);
       }
-      const float keep = weigh_scores<Bf16>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
-                                            all.maxima[first + row], all.totals[first + row], likelihoods[row]);
-      if (keep != 1.0f)
-        for (int64_t d = 0; d < shape.head; d += LANES)
-          store(sums + row * shape.head + d, mul(load(sums + row * shape.head + d), splat(keep)));
-    }
-    gather_tiles(likelihoods[0], values, tiles, shape.head, sums);
+    };
+    each_tile([&](int64_t first, int64_t, int64_t place) {
+      score_tiles(all.queries.data() + first * shape.head, keys, tiles, shape.head, scores[place][0]);
+    });
+    each_tile([&](int64_t first, int64_t count, int64_t place) {
+      weigh_tile(all, shape, first, count, begin, tiles, scores[place], likelihoods[place]);
+    });
+    each_tile([&](int64_t first, int64_t, int64_t place) {
+      gather_tiles(likelihoods[place][0], values, tiles, shape.head, all.sums.data() + first * shape.head);
+    });
   }
 }

@@ -1,8 +1,12 @@
 // Products by the processor's tiles (AMX): sixteen rows at once, each alone in its row of a tile.
 #pragma once
+#include <algorithm>
+
 #include "kinds.h"
 
 constexpr int TILE_ROWS = 16;
+constexpr int TILE_PAIR = 2 * TILE_ROWS;
+constexpr int TILE_INPUTS = 32;  // of bfloat16, in a row of a tile
 constexpr int64_t AHEAD = 2048;  // numbers by which weights are fetched from memory before they are needed
 
 struct TileConfig {
@@ -17,9 +21,44 @@ static void use_product_tiles() {
   _tile_loadconfig(&config);
 }
 
+// Rows whose sums are there, and are used while the next ones' are computed: tiles and what is done with their sums keep
+// different parts of a core at work.
+template <class Use>
+class Behind {
+ public:
+  Behind(const Use& use, int64_t steps) : use_(use), at_once_((TILE_PAIR + steps - 1) / steps) {}
+
+  void begin(int64_t row, int64_t count, const float* sums) {
+    row_ = row;
+    left_ = count;
+    sums_ = sums;
+  }
+
+  // So many in each step of a product that all are done when it ends.
+  void step() {
+    for (int64_t turn = 0; turn < at_once_ && left_ > 0; turn++) one();
+  }
+
+  void finish() {
+    while (left_ > 0) one();
+  }
+
+ private:
+  void one() {
+    use_(row_++, load(sums_), load(sums_ + LANES));
+    sums_ += 2 * LANES;
+    left_--;
+  }
+
+  const Use& use_;
+  int64_t at_once_, row_ = 0, left_ = 0;
+  const float* sums_ = nullptr;
+};
+
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
-template <bool both, bool fetch>
-static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums) {
+template <bool both, bool fetch, class Use>
+static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums,
+                      Behind<Use>& behind) {
   const int64_t bytes = stride * 2;
   _tile_zero(0);
   _tile_zero(1);
@@ -27,7 +66,7 @@ static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weig
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t input = 0; input < inputs; input += 32, weights += 32 * 32) {
+  for (int64_t input = 0; input < inputs; input += TILE_INPUTS, weights += TILE_INPUTS * 32) {
     if (fetch)
       for (int64_t line = 0; line < 32 * 32; line += 32) __builtin_prefetch(weights + AHEAD + line, 0, 2);
     _tile_loadd(6, weights, 128);
@@ -40,6 +79,7 @@ static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weig
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    behind.step();
   }
   _tile_stored(0, sums, 128);
   _tile_stored(1, sums + LANES, 128);
@@ -53,16 +93,17 @@ template <class Use>
 static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, int64_t first,
                           int64_t past, const Use& use) {
   use_product_tiles();
-  alignas(64) float sums[2 * TILE_ROWS * 32];
-  for (int64_t row = first; row < past; row += 2 * TILE_ROWS) {
+  alignas(64) float sums[2][TILE_PAIR * 32];
+  Behind<Use> behind(use, inputs / TILE_INPUTS);
+  for (int64_t row = first, turn = 0; row < past; row += TILE_PAIR, turn ^= 1) {
     const uint16_t* here = rows + row * stride;
     if (past - row > TILE_ROWS)
-      row == first ? sum_tiles<true, true>(here, stride, weights, inputs, sums)
-                   : sum_tiles<true, false>(here, stride, weights, inputs, sums);
+      row == first ? sum_tiles<true, true>(here, stride, weights, inputs, sums[turn], behind)
+                   : sum_tiles<true, false>(here, stride, weights, inputs, sums[turn], behind);
     else
-      row == first ? sum_tiles<false, true>(here, stride, weights, inputs, sums)
-                   : sum_tiles<false, false>(here, stride, weights, inputs, sums);
-    for (int64_t done = 0; done < 2 * TILE_ROWS && row + done < past; done++)
-      use(row + done, load(sums + done * 32), load(sums + done * 32 + LANES));
+      row == first ? sum_tiles<false, true>(here, stride, weights, inputs, sums[turn], behind)
+                   : sum_tiles<false, false>(here, stride, weights, inputs, sums[turn], behind);
+    behind.begin(row, std::min<int64_t>(TILE_PAIR, past - row), sums[turn]);
   }
+  behind.finish();
 }
