@@ -92,7 +92,7 @@ def command(*, out: Path, plot: str, cache: Path | None, threads: int | None, as
         return
     print_table(*table(results))
     proposal = results["proposal"]
-    emit(f"proposed: --block-size {proposal['block_size']}, runs of {proposal['block_run']}. {proposal['reason']}")
+    emit(f"proposed: --block-size {proposal['block_size']} --block-run {proposal['block_run']}. {proposal['reason']}")
 
 
 def write(results: dict[str, Any], out: Path, plot: str) -> None:

@@ -37,6 +37,7 @@ class FleetConfig:
     kv_tokens: int | None = None
     cache_tokens: int | None = None
     block_size: int | None = None
+    block_run: int | None = None
     max_running: int | None = None
     step_tokens: int | None = None
     chunk_tokens: int | None = None
@@ -73,6 +74,7 @@ class FleetConfig:
             "--kv-tokens": self.kv_tokens,
             "--cache-tokens": self.cache_tokens,
             "--block-size": self.block_size,
+            "--block-run": self.block_run,
             "--max-running": self.max_running,
             "--step-tokens": self.step_tokens,
             "--chunk-tokens": self.chunk_tokens,

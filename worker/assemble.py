@@ -55,7 +55,7 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     sampler = sampler_for(files.device, kernels)
     fingerprint = joined_digest((runner.fingerprint, sampler.digest))
     scheduler = Scheduler(
-        BlockPool(config.num_blocks, config.block_size, config.cache_blocks),
+        BlockPool(config.num_blocks, config.block_size, config.cache_blocks, config.block_run),
         max_running=config.max_running,
         token_budget=config.step_tokens,
         chunk_tokens=config.chunk_tokens,

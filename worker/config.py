@@ -28,6 +28,8 @@ class WorkerConfig:
     cache_tokens: int | None = None
     """How many tokens that nobody uses may stay cached; None: as many as the pool has room for."""
     block_size: int = 16
+    block_run: int = 1
+    """How many neighbouring blocks a sequence gets in one run, at most; 1: the free block that was freed last."""
     max_running: int = 32
     step_tokens: int = 512
     """Token budget of one step."""

@@ -35,6 +35,11 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "Unused tokens that stay cached. Default: all.",
     },
     "--block-size": {"type": click.IntRange(1, 1024), "default": 16, "help": "Tokens per block, a power of two."},
+    "--block-run": {
+        "type": click.IntRange(1, 4096),
+        "default": 1,
+        "help": "Neighbouring blocks that a sequence gets in one run, at most.",
+    },
     "--max-running": {"type": click.IntRange(1, 4096), "default": 32, "help": "Sequences in one step, at most."},
     "--step-tokens": {"type": click.IntRange(16, 65536), "default": 512, "help": "Tokens in one step, at most."},
     "--chunk-tokens": {

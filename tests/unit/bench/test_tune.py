@@ -190,7 +190,7 @@ def test_the_command_writes_and_prints(tmp_path: Path) -> None:
     assert " ".join(lines[0].split()) == "block run pool neighbours 1 x 64 3 x 64 1 x 320 3 x 320 ratio unused"
     assert lines[1].split()[:3] == ["16", "1", "pieces"]
     assert len(lines) == 1 + 14 + 1
-    assert lines[-1].startswith("proposed: --block-size 16, runs of ")
+    assert lines[-1].startswith("proposed: --block-size 16 --block-run ")
     assert "octavo: round 1 of 1" in ran.stderr
     results = json.loads((tmp_path / "tune.json").read_text())
     assert len(table(results)[1]) == 14

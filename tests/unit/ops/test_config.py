@@ -28,9 +28,10 @@ def test_a_worker_is_told_what_was_asked_for_and_no_more() -> None:
 
 def test_all_sizes_are_passed_on() -> None:
     config = FleetConfig(
-        kv_tokens=64, cache_tokens=0, block_size=4, max_running=2, step_tokens=32, chunk_tokens=16, threads=1
+        kv_tokens=64, cache_tokens=0, block_run=8, max_running=2, step_tokens=32, chunk_tokens=16, threads=1
     )
     given = flags(config.worker_arguments(0, cores=1))
+    assert given["--block-run"] == "8"
     assert [given[f"--{name}-tokens"] for name in ("kv", "cache", "step", "chunk")] == ["64", "0", "32", "16"]
 
 
@@ -66,7 +67,14 @@ def test_ids_tell_machines_apart_where_they_share_a_broker() -> None:
 
 def test_what_the_fleet_passes_on_is_known_to_its_processes() -> None:
     config = FleetConfig(
-        kv_tokens=64, cache_tokens=32, block_size=4, max_running=2, step_tokens=32, chunk_tokens=16, threads=1
+        kv_tokens=64,
+        cache_tokens=32,
+        block_size=4,
+        block_run=2,
+        max_running=2,
+        step_tokens=32,
+        chunk_tokens=16,
+        threads=1,
     )
     for command, arguments in (
         (gateway_command, config.gateway_arguments(0)),

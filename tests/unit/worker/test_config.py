@@ -22,7 +22,8 @@ def config(*arguments: str) -> WorkerConfig:
 def test_the_defaults() -> None:
     default = config("--id", "w0")
     assert (default.kv_tokens, default.block_size, default.num_blocks) == (32768, 16, 2048)
-    assert (default.cache_tokens, default.cache_blocks) == (None, None)
+    assert (default.cache_tokens, default.cache_blocks, default.block_run) == (None, None, 1)
+    assert config("--block-run", "16").block_run == 16
     assert (default.step_tokens, default.chunk_tokens, default.max_running) == (512, 256, 32)
 
 
@@ -39,7 +40,9 @@ def test_the_environment_sets_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (given.cache_tokens, given.chunk_tokens, given.cache_dir) == (512, 32, Path("/somewhere"))
 
 
-@pytest.mark.parametrize("arguments", [("--cache-tokens", "-1"), ("--chunk-tokens", "0"), ("--block-size", "12")])
+@pytest.mark.parametrize(
+    "arguments", [("--cache-tokens", "-1"), ("--chunk-tokens", "0"), ("--block-size", "12"), ("--block-run", "0")]
+)
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, str]) -> None:
     with pytest.raises(click.BadParameter):
         config(*arguments)
