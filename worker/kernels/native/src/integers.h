@@ -115,10 +115,18 @@ template <class Use>
 static void whole_tiles(const HalvedRows& rows, int64_t first, int64_t past, const Weight& weight, int64_t unit,
                         const Use& use) {
   use_product_tiles();
-  alignas(64) int32_t sums[4][TILE_ROWS][LANES];
+  alignas(64) int32_t sums[2][4 * TILE_ROWS * LANES];
+  constexpr int64_t PART = TILE_ROWS * LANES;
   const int64_t output = unit * UNIT;
   const V left = load(weight.scales + output), right = load(weight.scales + output + LANES);
-  for (int64_t row = first; row < past; row += TILE_ROWS) {
+  const auto use_sums = [&](int64_t row, const int32_t* all, int64_t place) {
+    const V scale = splat(rows.scales[row]);
+    const int32_t* own = all + place * LANES;
+    use(unit, row, scaled(load_whole(own), load_whole(own + 2 * PART), mul(scale, left)),
+        scaled(load_whole(own + PART), load_whole(own + 3 * PART), mul(scale, right)));
+  };
+  Behind<int32_t, decltype(use_sums)> behind(use_sums, TILE_ROWS, weight.inputs / INT8_STEP);
+  for (int64_t row = first, turn = 0; row < past; row += TILE_ROWS, turn ^= 1) {
     const int8_t* weights = static_cast<const int8_t*>(weight.packed) + unit * UNIT * weight.inputs;
     _tile_zero(0);
     _tile_zero(1);
@@ -136,17 +144,15 @@ static void whole_tiles(const HalvedRows& rows, int64_t first, int64_t past, con
       _tile_loadd(5, rows.low + place, rows.stride);
       _tile_dpbssd(2, 5, 6);
       _tile_dpbssd(3, 5, 7);
+      behind.step();
     }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-    for (int64_t done = 0; done < TILE_ROWS && row + done < past; done++) {
-      const V scale = splat(rows.scales[row + done]);
-      use(unit, row + done, scaled(load_whole(sums[0][done]), load_whole(sums[2][done]), mul(scale, left)),
-          scaled(load_whole(sums[1][done]), load_whole(sums[3][done]), mul(scale, right)));
-    }
+    _tile_stored(0, sums[turn], 64);
+    _tile_stored(1, sums[turn] + PART, 64);
+    _tile_stored(2, sums[turn] + 2 * PART, 64);
+    _tile_stored(3, sums[turn] + 3 * PART, 64);
+    behind.begin(row, std::min<int64_t>(TILE_ROWS, past - row), sums[turn]);
   }
+  behind.finish();
 }
 #endif
 

@@ -22,43 +22,44 @@ static void use_product_tiles() {
 }
 
 // Rows whose sums are there, and are used while the next ones' are computed: tiles and what is done with their sums keep
-// different parts of a core at work.
-template <class Use>
+// different parts of a core at work. use(row, the sums that it is among, its place there)
+template <class Sum, class Use>
 class Behind {
  public:
-  Behind(const Use& use, int64_t steps) : use_(use), at_once_((TILE_PAIR + steps - 1) / steps) {}
+  // So many rows at most, in a product of so many steps.
+  Behind(const Use& use, int64_t most, int64_t steps) : use_(use), at_once_((most + steps - 1) / steps) {}
 
-  void begin(int64_t row, int64_t count, const float* sums) {
+  void begin(int64_t row, int64_t count, const Sum* sums) {
     row_ = row;
-    left_ = count;
+    count_ = count;
+    done_ = 0;
     sums_ = sums;
   }
 
-  // So many in each step of a product that all are done when it ends.
+  // So many in each step that all are done when the product ends.
   void step() {
-    for (int64_t turn = 0; turn < at_once_ && left_ > 0; turn++) one();
+    for (int64_t turn = 0; turn < at_once_ && done_ < count_; turn++) one();
   }
 
   void finish() {
-    while (left_ > 0) one();
+    while (done_ < count_) one();
   }
 
  private:
   void one() {
-    use_(row_++, load(sums_), load(sums_ + LANES));
-    sums_ += 2 * LANES;
-    left_--;
+    use_(row_ + done_, sums_, done_);
+    done_++;
   }
 
   const Use& use_;
-  int64_t at_once_, row_ = 0, left_ = 0;
-  const float* sums_ = nullptr;
+  int64_t at_once_, row_ = 0, count_ = 0, done_ = 0;
+  const Sum* sums_ = nullptr;
 };
 
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
-template <bool both, bool fetch, class Use>
+template <bool both, bool fetch, class Behind>
 static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums,
-                      Behind<Use>& behind) {
+                      Behind& behind) {
   const int64_t bytes = stride * 2;
   _tile_zero(0);
   _tile_zero(1);
@@ -94,7 +95,10 @@ static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* 
                           int64_t past, const Use& use) {
   use_product_tiles();
   alignas(64) float sums[2][TILE_PAIR * 32];
-  Behind<Use> behind(use, inputs / TILE_INPUTS);
+  const auto use_sums = [&use](int64_t row, const float* all, int64_t place) {
+    use(row, load(all + place * 32), load(all + place * 32 + LANES));
+  };
+  Behind<float, decltype(use_sums)> behind(use_sums, TILE_PAIR, inputs / TILE_INPUTS);
   for (int64_t row = first, turn = 0; row < past; row += TILE_PAIR, turn ^= 1) {
     const uint16_t* here = rows + row * stride;
     if (past - row > TILE_ROWS)
