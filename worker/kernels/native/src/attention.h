@@ -11,8 +11,6 @@
 
 #include "pages.h"
 
-constexpr int CHUNK = 64;
-constexpr int CHUNK_TILES = CHUNK / LANES;
 constexpr int QUERIES = 4;      // taken through the keys together
 constexpr float NOTHING = -__builtin_inff();
 
@@ -101,15 +99,20 @@ static inline void score(const typename Kind::Number* const* queries, const type
 }
 
 // Turns one row's scores into likelihoods; those before `from` and from `to` on, within this chunk, are none. Returns by
-// what the sums so far have to be multiplied. TILES: CHUNK_TILES where there are so many, which then stay in registers; 0
-// else.
+// what the sums so far have to be multiplied. A key's scale is part of its score; a value's, of what multiplies it, and not
+// of the likelihoods that are added up. TILES: CHUNK_TILES where there are so many, which then stay in registers; 0 else.
 template <class Kind, int TILES>
-static inline float weigh_some(float* scores, int some, int from, int to, const AttentionShape& shape, float& maximum,
-                               float& total, typename Kind::Number* likelihoods) {
+static inline float weigh_some(const float* scores, const Chunk<Kind>& chunk, int some, int from, int to,
+                               const AttentionShape& shape, float& maximum, float& total,
+                               typename Kind::Number* likelihoods) {
   const int tiles = TILES ? TILES : some;
   V v[CHUNK_TILES];
   const V scale = splat(shape.scale);
-  for (int tile = 0; tile < tiles; tile++) v[tile] = mul(load(scores + tile * LANES), scale);
+  if (chunk.key_scales[0])
+    for (int tile = 0; tile < tiles; tile++)
+      v[tile] = mul(mul(load(scores + tile * LANES), load(chunk.key_scales[tile])), scale);
+  else
+    for (int tile = 0; tile < tiles; tile++) v[tile] = mul(load(scores + tile * LANES), scale);
   if (shape.softcap > 0)
     for (int tile = 0; tile < tiles; tile++)
       v[tile] = mul(tanh_of(div(v[tile], splat(shape.softcap))), splat(shape.softcap));
@@ -125,7 +128,8 @@ static inline float weigh_some(float* scores, int some, int from, int to, const 
   for (int tile = 0; tile < tiles; tile++) {
     const V weight = exp_of(sub(v[tile], shift));
     sums = add(sums, weight);
-    Kind::store16(likelihoods + tile * LANES, weight);
+    const float* scales = chunk.value_scales[tile];
+    Kind::store16(likelihoods + tile * LANES, scales ? mul(weight, load(scales)) : weight);
   }
   if (before == maximum) {
     total += sum(sums);
@@ -137,11 +141,12 @@ static inline float weigh_some(float* scores, int some, int from, int to, const 
 }
 
 template <class Kind>
-static inline float weigh_scores(float* scores, int tiles, int from, int to, const AttentionShape& shape,
-                                 float& maximum, float& total, typename Kind::Number* likelihoods) {
+static inline float weigh_scores(const float* scores, const Chunk<Kind>& chunk, int tiles, int from, int to,
+                                 const AttentionShape& shape, float& maximum, float& total,
+                                 typename Kind::Number* likelihoods) {
   if (tiles == CHUNK_TILES)
-    return weigh_some<Kind, CHUNK_TILES>(scores, tiles, from, to, shape, maximum, total, likelihoods);
-  return weigh_some<Kind, 0>(scores, tiles, from, to, shape, maximum, total, likelihoods);
+    return weigh_some<Kind, CHUNK_TILES>(scores, chunk, tiles, from, to, shape, maximum, total, likelihoods);
+  return weigh_some<Kind, 0>(scores, chunk, tiles, from, to, shape, maximum, total, likelihoods);
 }
 
 // sums[ROWS][head] += likelihoods times values, of `tiles` times sixteen positions.
@@ -171,9 +176,8 @@ static inline void gather(const typename Kind::Number (*likelihoods)[CHUNK], con
 }
 
 template <class Kind, int ROWS>
-static void attend_rows(Attending<Kind>& all, const int32_t* table, const Pages<Kind>& pages,
-                        const AttentionShape& shape, int64_t kv_head, int64_t index, int64_t chunk) {
-  const int64_t begin = chunk * CHUNK;
+static void attend_rows(Attending<Kind>& all, const Chunk<Kind>& chunk, const AttentionShape& shape, int64_t begin,
+                        int64_t index) {
   const typename Kind::Number* rows[ROWS];
   float* sums[ROWS];
   int64_t past = 0;
@@ -185,14 +189,9 @@ static void attend_rows(Attending<Kind>& all, const int32_t* table, const Pages<
   const int keys = static_cast<int>(std::min<int64_t>(past - begin, CHUNK));
   if (keys <= 0) return;
   const int tiles = (keys + LANES - 1) / LANES;
-  const typename Kind::Number *key_tiles[CHUNK_TILES], *value_tiles[CHUNK_TILES];
-  for (int tile = 0; tile < tiles; tile++) {
-    key_tiles[tile] = pages.key_tile(table, chunk * CHUNK_TILES + tile, kv_head);
-    value_tiles[tile] = pages.value_tile(table, chunk * CHUNK_TILES + tile, kv_head);
-  }
   alignas(64) float scores[ROWS][CHUNK];
   alignas(64) typename Kind::Number likelihoods[ROWS][CHUNK];
-  score<Kind, ROWS>(rows, key_tiles, tiles, shape.head, scores);
+  score<Kind, ROWS>(rows, chunk.keys, tiles, shape.head, scores);
   for (int row = 0; row < ROWS; row++) {
     const int64_t position = all.rows[index + row].position;
     const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
@@ -201,12 +200,12 @@ static void attend_rows(Attending<Kind>& all, const int32_t* table, const Pages<
       std::memset(likelihoods[row], 0, sizeof likelihoods[row]);
       continue;
     }
-    const float keep = weigh_scores<Kind>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
-                                          all.maxima[index + row], all.totals[index + row], likelihoods[row]);
+    const float keep = weigh_scores(scores[row], chunk, tiles, static_cast<int>(from), static_cast<int>(to), shape,
+                                    all.maxima[index + row], all.totals[index + row], likelihoods[row]);
     if (keep != 1.0f)
       for (int64_t d = 0; d < shape.head; d += LANES) store(sums[row] + d, mul(load(sums[row] + d), splat(keep)));
   }
-  gather<Kind, ROWS>(likelihoods, value_tiles, tiles, shape.head, sums);
+  gather<Kind, ROWS>(likelihoods, chunk.values, tiles, shape.head, sums);
 }
 
 #if defined(__AMX_BF16__)
@@ -215,33 +214,28 @@ static void attend_rows(Attending<Kind>& all, const int32_t* table, const Pages<
 
 template <class Kind>
 static void attend_chunk(Attending<Kind>& all, const int32_t* table, const Pages<Kind>& pages,
-                         const AttentionShape& shape, int64_t kv_head, int64_t chunk) {
+                         const AttentionShape& shape, int64_t kv_head, int64_t index) {
+  static thread_local Buffer<typename Kind::Number> memory;
+  const int64_t begin = index * CHUNK, rows = static_cast<int64_t>(all.rows.size());
+  const int tiles = static_cast<int>((std::min<int64_t>(all.past() - begin, CHUNK) + LANES - 1) / LANES);
+  const Chunk<Kind> chunk = pages.chunk(table, index, tiles, kv_head, memory);
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<Kind, Bf16>) return attend_tiles(all, table, pages, shape, kv_head, chunk);
+  if constexpr (std::is_same_v<Kind, Bf16>) return attend_tiles(all, chunk, tiles, shape, begin);
 #endif
-  const int64_t rows = static_cast<int64_t>(all.rows.size());
-  for (int64_t index = 0; index < rows; index += QUERIES) {
-    switch (std::min<int64_t>(QUERIES, rows - index)) {
-      case 4: attend_rows<Kind, 4>(all, table, pages, shape, kv_head, index, chunk); break;
-      case 3: attend_rows<Kind, 3>(all, table, pages, shape, kv_head, index, chunk); break;
-      case 2: attend_rows<Kind, 2>(all, table, pages, shape, kv_head, index, chunk); break;
-      default: attend_rows<Kind, 1>(all, table, pages, shape, kv_head, index, chunk);
+  for (int64_t row = 0; row < rows; row += QUERIES) {
+    switch (std::min<int64_t>(QUERIES, rows - row)) {
+      case 4: attend_rows<Kind, 4>(all, chunk, shape, begin, row); break;
+      case 3: attend_rows<Kind, 3>(all, chunk, shape, begin, row); break;
+      case 2: attend_rows<Kind, 2>(all, chunk, shape, begin, row); break;
+      default: attend_rows<Kind, 1>(all, chunk, shape, begin, row);
     }
   }
 }
 
-// Asks for a chunk's keys and values before they are needed: blocks lie anywhere, so the processor can't guess.
 template <class Kind>
 static void fetch_chunk(const int32_t* table, int64_t past, const Pages<Kind>& pages, int64_t kv_head, int64_t chunk) {
-  const int64_t size = LANES * pages.head * static_cast<int64_t>(sizeof(typename Kind::Number));
-  for (int64_t tile = chunk * CHUNK_TILES; tile < (chunk + 1) * CHUNK_TILES && tile * LANES < past; tile++) {
-    const char* keys = reinterpret_cast<const char*>(pages.key_tile(table, tile, kv_head));
-    const char* values = reinterpret_cast<const char*>(pages.value_tile(table, tile, kv_head));
-    for (int64_t line = 0; line < size; line += 64) {
-      __builtin_prefetch(keys + line, 0, 2);
-      __builtin_prefetch(values + line, 0, 2);
-    }
-  }
+  for (int64_t tile = chunk * CHUNK_TILES; tile < (chunk + 1) * CHUNK_TILES && tile * LANES < past; tile++)
+    pages.fetch(table, tile, kv_head);
 }
 
 // Some queries go on from one chunk of a table to before another, or to the last that they see.

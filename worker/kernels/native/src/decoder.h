@@ -3,38 +3,14 @@
 // The residual stream and all that is added up are float32; what products take, and keys and values, are of the weights'
 // kind. All operations go row by row, so a row's bits depend on its own tokens and positions only.
 #pragma once
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "parts.h"
 #include "products.h"
 #include "structures.h"
 #include "watch.h"
-
-// Memory that grows, aligned to what the processor reads at once, and zero at first.
-template <class T>
-class Buffer {
- public:
-  ~Buffer() { std::free(memory_); }
-  T* at_least(int64_t count) {
-    if (count > size_) {
-      std::free(memory_);
-      const size_t bytes = padded(count * sizeof(T), 64);
-      size_ = 0;
-      memory_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-      if (!memory_) throw std::bad_alloc();
-      std::memset(memory_, 0, bytes);
-      size_ = count;
-    }
-    return memory_;
-  }
-
- private:
-  T* memory_ = nullptr;
-  int64_t size_ = 0;
-};
 
 // Root mean square norm ("Root Mean Square Layer Normalization", Zhang and Sennrich, 2019) of `size` numbers.
 static inline float norm_factor(const float* x, int64_t size, float eps) {
@@ -192,7 +168,8 @@ class Run {
       put(qkv_ + row * qkv_stride_ + output + LANES, biased(layer.qkv, output + LANES, high), left - LANES);
     });
     watch_.ended(QKV);
-    const Pages<Kind> pages{static_cast<Number*>(layer.pages), model.block_size, model.kv_heads, head_};
+    const Pages<Kind> pages{static_cast<char*>(layer.pages), model.block_size, model.kv_heads, head_,
+                            model.eight_bit_pages != 0};
     each(team, parts_.writes.size(), [&](int64_t piece) {
       const Part& part = parts_.writes[piece];
       for (int64_t row = part.first; row < part.past; row++) place(step, model, layer, pages, part.sequence, row);

@@ -16,6 +16,7 @@ struct F32 {
   static float widened(Number value) { return value; }
   static V kept(V v) { return v; }
   static void store16(Number* to, V v) { store(to, v); }
+  static void store_same16(Number* to, V v) { store(to, v); }  // numbers that this kind has
 
   struct Sixteen {
     V numbers;
@@ -43,6 +44,7 @@ struct Bf16 {
   static void store16(Number* to, V v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(v));
   }
+  static void store_same16(Number* to, V v) { store16(to, v); }
 
   struct Sixteen {
     __m512i pairs;
@@ -55,6 +57,7 @@ struct Bf16 {
   }
 #else
   static void store16(Number* to, V v) { store_bf16(to, v); }
+  static void store_same16(Number* to, V v) { store_upper(to, v); }
 
   struct Sixteen {
     V first, second;

@@ -82,6 +82,16 @@ static inline void store_bf16(uint16_t* to, V v) {
   _mm_storeu_si128(halves, eight_as_bf16(v.a));
   _mm_storeu_si128(halves + 1, eight_as_bf16(v.b));
 }
+// The upper halves, which is all there is of numbers that bfloat16 has.
+static inline __m128i eight_upper(__m256 v) {
+  const __m256i halves = _mm256_srli_epi32(_mm256_castps_si256(v), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+}
+static inline void store_upper(uint16_t* to, V v) {
+  __m128i* halves = reinterpret_cast<__m128i*>(to);
+  _mm_storeu_si128(halves, eight_upper(v.a));
+  _mm_storeu_si128(halves + 1, eight_upper(v.b));
+}
 // Sixteen pairs: their first and their second numbers.
 static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
@@ -101,6 +111,10 @@ static inline I load_whole(const void* from) {
   return {_mm256_loadu_si256(eights), _mm256_loadu_si256(eights + 1)};
 }
 static inline V as_floats(I whole) { return {_mm256_cvtepi32_ps(whole.a), _mm256_cvtepi32_ps(whole.b)}; }
+static inline V load_int8(const int8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return as_floats({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
 
 constexpr bool SHIFTED_INPUTS = false;
 static inline __m256i four_more_of_eight(__m256i sums, __m256i four, __m256i weights) {

@@ -58,6 +58,11 @@ static inline __m256i as_bf16(V v) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 }
 static inline void store_bf16(uint16_t* to, V v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), as_bf16(v)); }
+// The upper halves, which is all there is of numbers that bfloat16 has.
+static inline void store_upper(uint16_t* to, V v) {
+  const __m512i halves = _mm512_srli_epi32(_mm512_castps_si512(v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
+}
 // Sixteen pairs: their first and their second numbers.
 static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
   const __m512i pairs = _mm512_loadu_si512(from);
@@ -70,6 +75,9 @@ using I = __m512i;
 
 static inline I load_whole(const void* from) { return _mm512_loadu_si512(from); }
 static inline V as_floats(I whole) { return _mm512_cvtepi32_ps(whole); }
+static inline V load_int8(const int8_t* from) {
+  return as_floats(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
 
 #if defined(__AVX512VNNI__)
 // Multiplies unsigned numbers: 128 is added to the inputs.

@@ -4,6 +4,7 @@
 typedef float V __attribute__((vector_size(64)));
 typedef int32_t Bits __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 static inline V splat(float value) { return V{} + value; }
 static inline V load(const float* from) {
@@ -58,6 +59,11 @@ static inline void store_bf16(uint16_t* to, V v) {
   const Halves halves = __builtin_convertvector(v != v ? nan : up, Halves);
   std::memcpy(to, &halves, sizeof halves);
 }
+// The upper halves, which is all there is of numbers that bfloat16 has.
+static inline void store_upper(uint16_t* to, V v) {
+  const Halves halves = __builtin_convertvector((Bits)v >> 16, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
 // Sixteen pairs: their first and their second numbers. Little-endian.
 static inline void unpacked_pairs(const uint16_t* from, V& first, V& second) {
   Bits pairs;
@@ -75,6 +81,11 @@ static inline I load_whole(const void* from) {
   return whole;
 }
 static inline V as_floats(I whole) { return __builtin_convertvector(whole, V); }
+static inline V load_int8(const int8_t* from) {
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, V);
+}
 
 constexpr bool SHIFTED_INPUTS = false;
 static inline I four_more(I sums, int32_t inputs, I weights) {

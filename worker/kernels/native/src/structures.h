@@ -26,7 +26,7 @@ struct Decoder {
   int64_t hidden, heads, kv_heads, head_dim, intermediate, rotary_dim;
   int64_t activation;
   float norm_eps, embed_scale, attention_scale, attention_softcap, logit_softcap;
-  int32_t unused;
+  int32_t eight_bit_pages;  // 1: keys and values in eight bits, see pages.h; 0: of the kind of the weights
   int64_t block_size;
   const void* embedding;  // [vocab, hidden], not packed
   const Layer* layers;

@@ -63,8 +63,9 @@ static inline void gather_tiles(const uint16_t* likelihoods, const uint16_t* con
 }
 
 // Turns the scores of sixteen queries, or fewer, into likelihoods.
-static inline void weigh_tile(Attending<Bf16>& all, const AttentionShape& shape, int64_t first, int64_t count,
-                              int64_t begin, int tiles, float (*scores)[CHUNK], uint16_t (*likelihoods)[CHUNK]) {
+static inline void weigh_tile(Attending<Bf16>& all, const Chunk<Bf16>& chunk, int tiles, const AttentionShape& shape,
+                              int64_t begin, int64_t first, int64_t count, float (*scores)[CHUNK],
+                              uint16_t (*likelihoods)[CHUNK]) {
   for (int64_t row = 0; row < LANES; row++) {
     const int64_t position = row < count ? all.rows[first + row].position : 0;
     const int64_t from = shape.window > 0 ? std::max<int64_t>(0, position - shape.window + 1 - begin) : 0;
@@ -73,8 +74,8 @@ static inline void weigh_tile(Attending<Bf16>& all, const AttentionShape& shape,
       std::memset(likelihoods[row], 0, CHUNK * sizeof(uint16_t));
       continue;
     }
-    const float keep = weigh_scores<Bf16>(scores[row], tiles, static_cast<int>(from), static_cast<int>(to), shape,
-                                          all.maxima[first + row], all.totals[first + row], likelihoods[row]);
+    const float keep = weigh_scores(scores[row], chunk, tiles, static_cast<int>(from), static_cast<int>(to), shape,
+                                    all.maxima[first + row], all.totals[first + row], likelihoods[row]);
     if (keep == 1.0f) continue;
     float* sums = all.sums.data() + (first + row) * shape.head;
     for (int64_t d = 0; d < shape.head; d += LANES) store(sums + d, mul(load(sums + d), splat(keep)));
@@ -83,15 +84,9 @@ static inline void weigh_tile(Attending<Bf16>& all, const AttentionShape& shape,
 
 // Some tiles of queries go through each part of the work one after the other: each part waits long for its first
 // results, and meanwhile the next tile's are begun.
-static void attend_tiles(Attending<Bf16>& all, const int32_t* table, const Pages<Bf16>& pages,
-                         const AttentionShape& shape, int64_t kv_head, int64_t chunk) {
-  const int64_t begin = chunk * CHUNK, rows = static_cast<int64_t>(all.rows.size());
-  const uint16_t *keys[CHUNK_TILES], *values[CHUNK_TILES];
-  const int tiles = static_cast<int>((std::min<int64_t>(all.past() - begin, CHUNK) + LANES - 1) / LANES);
-  for (int tile = 0; tile < tiles; tile++) {
-    keys[tile] = pages.key_tile(table, chunk * CHUNK_TILES + tile, kv_head);
-    values[tile] = pages.value_tile(table, chunk * CHUNK_TILES + tile, kv_head);
-  }
+static void attend_tiles(Attending<Bf16>& all, const Chunk<Bf16>& chunk, int tiles, const AttentionShape& shape,
+                         int64_t begin) {
+  const int64_t rows = static_cast<int64_t>(all.rows.size());
   use_attention_tiles();
   alignas(64) float scores[TILES_TOGETHER][LANES][CHUNK];
   alignas(64) uint16_t likelihoods[TILES_TOGETHER][LANES][CHUNK];
@@ -105,13 +100,13 @@ static void attend_tiles(Attending<Bf16>& all, const int32_t* table, const Pages
       }
     };
     each_tile([&](int64_t first, int64_t, int64_t place) {
-      score_tiles(all.queries.data() + first * shape.head, keys, tiles, shape.head, scores[place][0]);
+      score_tiles(all.queries.data() + first * shape.head, chunk.keys, tiles, shape.head, scores[place][0]);
     });
     each_tile([&](int64_t first, int64_t count, int64_t place) {
-      weigh_tile(all, shape, first, count, begin, tiles, scores[place], likelihoods[place]);
+      weigh_tile(all, chunk, tiles, shape, begin, first, count, scores[place], likelihoods[place]);
     });
     each_tile([&](int64_t first, int64_t, int64_t place) {
-      gather_tiles(likelihoods[place][0], values, tiles, shape.head, all.sums.data() + first * shape.head);
+      gather_tiles(likelihoods[place][0], chunk.values, tiles, shape.head, all.sums.data() + first * shape.head);
     });
   }
 }
