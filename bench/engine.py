@@ -33,6 +33,7 @@ class EngineConfig:
 
     model: str = "smollm2-135m"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     kernels: str = "auto"
     threads: int = 0
     """0: one per core."""

@@ -52,6 +52,7 @@ THREADS = click.option("--threads", type=click.IntRange(min=1), help="Default: o
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Medians are over these.")
 @click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
 @click.option("--dtype", default="auto", show_default=True, help="As of a worker.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="As of a worker.")
 @click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
 @click.option("--kv-tokens", type=click.IntRange(min=32), default=32768, show_default=True, help="As of a worker.")
 @click.option("--block-size", type=click.IntRange(1, 1024), default=16, show_default=True, help="As of a worker.")

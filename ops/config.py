@@ -32,6 +32,7 @@ class FleetConfig:
     namespace: str = "default"
     model: str = "smollm2-135m"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     device: str = "auto"
     kernels: str = "auto"
     kv_tokens: int | None = None
@@ -85,6 +86,7 @@ class FleetConfig:
             *("--namespace", self.namespace),
             *("--model", self.model),
             *("--dtype", self.dtype),
+            *("--kv-dtype", self.kv_dtype),
             *("--device", self.device),
             *("--kernels", self.kernels),
             *("--threads", str(self.threads_per_worker(cores))),

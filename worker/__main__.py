@@ -79,7 +79,7 @@ OPTIONS = [
     option("--id", default="", help="Name of this worker, unique in its fleet. Default: host and process."),
     option("--redis", default="redis://127.0.0.1:6379/0", help="URL of the broker."),
     option("--namespace", default=DEFAULT_NAMESPACE, help="Fleet's name within one Redis."),
-    *shared("--dtype", "--device", "--kernels"),
+    *shared("--dtype", "--kv-dtype", "--device", "--kernels"),
     option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
     *shared("--kv-tokens", "--cache-tokens", "--block-size", "--block-run"),
     *shared("--max-running", "--step-tokens", "--chunk-tokens"),

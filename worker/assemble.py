@@ -16,6 +16,7 @@ from worker.model.cache import joined_digest
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
 from worker.model.errors import ModelUnsupported
+from worker.model.loader import INT8
 from worker.sampling.sampler import sampler_for
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
@@ -97,20 +98,42 @@ def _kernels(config: WorkerConfig, progress: Callable[[str], None]) -> Native | 
 def _runner(
     config: WorkerConfig, files: ModelFiles, kernels: Native | None, progress: Callable[[str], None]
 ) -> HfRunner | DecoderRunner:
-    """The fused decoder, or transformers' model where it can't be that."""
+    """The fused decoder, or transformers' model where it can't be that.
+
+    Raises:
+        ModelUnsupported: K/V in eight bits of a model that isn't run by the fused decoder, which alone has them.
+    """
+    eight_bit_pages = _eight_bit_pages(config)
+    why_not = "there are no native kernels"
     if kernels is not None:
         try:
             runner = decoder.load(
-                files, kernels, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress
+                files,
+                kernels,
+                num_blocks=config.num_blocks,
+                block_size=config.block_size,
+                eight_bit_pages=eight_bit_pages,
+                progress=progress,
             )
         except NotFused as reason:
+            why_not = str(reason)
             progress(f"not by the fused decoder: {reason}")
         else:
             torch.set_num_threads(1)  # what is left to it is small, and its threads would only be in the kernels' way
             return runner
+    if eight_bit_pages:
+        raise ModelUnsupported(
+            f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {why_not}; take --kv-dtype auto"
+        )
     from worker.model import hf  # takes seconds, because it brings transformers' models along
 
     return hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)
+
+
+def _eight_bit_pages(config: WorkerConfig) -> bool:
+    if config.kv_dtype not in ("auto", INT8):
+        raise ModelUnsupported(f"kv-dtype {config.kv_dtype!r} is not one of auto, {INT8}")
+    return config.kv_dtype == INT8
 
 
 def _token_bytes(files: ModelFiles) -> TokenBytes:

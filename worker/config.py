@@ -22,6 +22,8 @@ class WorkerConfig:
     model_name: str = ""
     """Name that clients ask for; empty: the loader's name of the model."""
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    """What keys and values are kept as: ``auto``, as the model's numbers are, or ``int8``."""
     device: str = "auto"
     cache_dir: Path = Path("~/.cache/octavo")
     kv_tokens: int = 32768

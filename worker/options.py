@@ -16,7 +16,12 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--dtype": {
         "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
         "default": "auto",
-        "help": "Weights and K/V.",
+        "help": "Weights, and with --kv-dtype auto K/V. int8: of weights alone.",
+    },
+    "--kv-dtype": {
+        "type": click.Choice(["auto", "int8"]),
+        "default": "auto",
+        "help": "K/V. int8: about half the memory of a token; for models of the fused decoder.",
     },
     "--device": {
         "type": click.Choice(["auto", "cpu", "cuda"]),

@@ -20,8 +20,8 @@ def test_a_worker_is_told_what_was_asked_for_and_no_more() -> None:
     config = FleetConfig(workers=2, model="m", kv_tokens=4096, block_size=8)
     assert config.worker_arguments(1, cores=8) == [
         "worker",
-        *("--id", "w1", "--namespace", "default", "--model", "m", "--dtype", "auto", "--device", "auto"),
-        *("--kernels", "auto"),
+        *("--id", "w1", "--namespace", "default", "--model", "m", "--dtype", "auto", "--kv-dtype", "auto"),
+        *("--device", "auto", "--kernels", "auto"),
         *("--threads", "4", "--metrics-port", "0", "--grace", "30", "--kv-tokens", "4096", "--block-size", "8"),
     ]
 

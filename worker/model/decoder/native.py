@@ -66,7 +66,7 @@ class Decoder(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("intermediate", "rotary_dim", "activation")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embed_scale", "attention_scale")),
         *((name, ctypes.c_float) for name in ("attention_softcap", "logit_softcap")),
-        ("unused", ctypes.c_int32),
+        ("eight_bit_pages", ctypes.c_int32),
         ("block_size", ctypes.c_int64),
         ("embedding", ctypes.c_void_p),
         ("layers", ctypes.POINTER(Layer)),
@@ -145,8 +145,9 @@ class NativeModel:
         tables: cosines and sines, for each of ``shape.ropes``.
         num_blocks: of the pages.
         block_size: a multiple of sixteen.
-        quantized: the layers' matrices are kept in eight bits. The embedding, the head (which would cost as much
-            likeness as all layers together) and pages are not.
+        quantized: the layers' matrices are kept in eight bits. The embedding and the head (which would cost as much
+            likeness as all layers together) are not.
+        eight_bit_pages: so are keys and values, each head's of a position with a scale of its own.
     """
 
     def __init__(
@@ -158,15 +159,20 @@ class NativeModel:
         num_blocks: int,
         block_size: int,
         quantized: bool = False,
+        eight_bit_pages: bool = False,
     ) -> None:
         assert block_size % LANES == 0, block_size
         self.dtype: Final = weights.embedding.dtype
         self.weights_dtype: Final = torch.int8 if quantized else self.dtype
         self.head: Final = padded(shape.head_dim, HEAD_STEP)
         """Numbers that a head takes in pages, padded."""
-        size = shape.kv_heads * 2 * block_size * self.head
-        self.pages: Final = memory.zeros(len(shape.layers), num_blocks, size, dtype=self.dtype)
-        """``[layers, blocks, numbers of a block]``; see ``pages.h``."""
+        self.pages_dtype: Final = torch.int8 if eight_bit_pages else self.dtype
+        """What keys and values are kept as."""
+        head = self.head + (torch.float32.itemsize if eight_bit_pages else 0)  # in bytes where numbers are, with its scale
+        self.pages: Final = memory.zeros(
+            len(shape.layers), num_blocks, shape.kv_heads * 2 * block_size * head, dtype=self.pages_dtype
+        )
+        """``[layers, blocks, numbers of a block]``; see ``pages.h``. Of eight bits: among them, scales in float32."""
         # A copy, since what was read may be mapped from a file, which somebody might cut short.
         self.embedding: Final = memory.zeros(*weights.embedding.shape, dtype=self.dtype)
         """``[vocab, hidden]``: one row for each token."""
@@ -192,6 +198,7 @@ class NativeModel:
             attention_scale=shape.attention_scale,
             attention_softcap=shape.attention_softcap,
             logit_softcap=shape.logit_softcap,
+            eight_bit_pages=eight_bit_pages,
             block_size=block_size,
             embedding=address(self.embedding, self.dtype, shape.vocab, shape.hidden),
             layers=array,

@@ -4,6 +4,9 @@ A token's logits have the same bits on every path: alone or in a batch, in one c
 after a prefix of its own or another's, with any number of threads. Nothing is measured for that: each sum goes over its
 numbers in one order, in a lane of its own (see ``worker/kernels/native/src``). Builds for other processors may give
 other bits, and another fingerprint.
+
+Pages of eight bits keep that promise: a position's keys and values are rounded once, when they are written, by nothing
+but themselves. Each number is off by half a step at most, of which the largest of its head has 127.
 """
 
 from __future__ import annotations
@@ -69,6 +72,12 @@ class DecoderRunner:
         self._run = native.new_run()
         """What steps work in, kept from step to step."""
         self._logits = torch.empty(0, 1)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values, in all layers."""
+        pages = self.model.pages
+        return pages.shape[0] * pages.shape[2] * pages.itemsize // self.block_size
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order. They hold until
@@ -151,8 +160,17 @@ class DecoderRunner:
             raise ValueError("a block table is too short for its tokens")
 
 
-def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int, progress: Progress) -> DecoderRunner:
-    """Reads the weights, packs them, and allocates ``num_blocks`` blocks of ``block_size`` positions.
+def load(
+    files: ModelFiles,
+    native: Native,
+    *,
+    num_blocks: int,
+    block_size: int,
+    eight_bit_pages: bool = False,
+    progress: Progress,
+) -> DecoderRunner:
+    """Reads the weights, packs them, and allocates ``num_blocks`` blocks of ``block_size`` positions: of the model's
+    dtype, or of eight bits.
 
     Raises:
         NotFused: this decoder can't compute exactly what the model's configuration asks for.
@@ -163,7 +181,15 @@ def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int,
         raise NotFused(f"blocks of {block_size} tokens are no multiple of {LANES}")
     progress(f"reading {files.name} as {files.dtype_name}")
     weights = read(files.directory, shape, files.dtype)
-    model = NativeModel(shape, weights, tables, num_blocks=num_blocks, block_size=block_size, quantized=files.quantized)
+    model = NativeModel(
+        shape,
+        weights,
+        tables,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        quantized=files.quantized,
+        eight_bit_pages=eight_bit_pages,
+    )
     runner = DecoderRunner(
         native,
         model,
@@ -171,9 +197,11 @@ def load(files: ModelFiles, native: Native, *, num_blocks: int, block_size: int,
         block_size=block_size,
         context_length=files.context_length,
     )
-    runner.fingerprint = _fingerprint(files, shape, _probed(runner, tables))
+    pages_dtype = str(model.pages_dtype).removeprefix("torch.")
+    runner.fingerprint = _fingerprint(files, shape, pages_dtype, _probed(runner, tables))
     progress(
-        f"fused decoder, kernels for {native.level} on {native.threads} threads; {num_blocks} blocks of {block_size}"
+        f"fused decoder, kernels for {native.level} on {native.threads} threads; {num_blocks} blocks of {block_size}, "
+        f"K/V {pages_dtype}, {runner.bytes_per_token} bytes a token"
     )
     return runner
 
@@ -197,12 +225,13 @@ def _probed(runner: DecoderRunner, tables: Sequence[tuple[torch.Tensor, torch.Te
     return digest
 
 
-def _fingerprint(files: ModelFiles, shape: DecoderShape, probed: str) -> str:
+def _fingerprint(files: ModelFiles, shape: DecoderShape, pages_dtype: str, probed: str) -> str:
     parts: dict[str, Any] = {
         "layout": LAYOUT,
         "weights": files.digest,
         "shape": asdict(shape),
         "dtype": files.dtype_name,
+        "kv_dtype": pages_dtype,
         "logits": probed,
         "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
         "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),
