@@ -123,7 +123,8 @@ def _runner(
             return runner
     if eight_bit_pages:
         raise ModelUnsupported(
-            f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {why_not}; take --kv-dtype auto"
+            f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {why_not}; "
+            "take --kv-dtype auto"
         )
     from worker.model import hf  # takes seconds, because it brings transformers' models along
 

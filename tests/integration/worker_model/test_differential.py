@@ -48,6 +48,11 @@ def compare(crowded: Engine, quiet: Engine, asked: Sequence[Request]) -> None:
     assert finished > COUNT
 
 
+def eight_bits(directory: Path, dtype: torch.dtype, *, num_blocks: int) -> Runner:
+    """On pages of eight bits."""
+    return tiny.fused(directory, dtype, num_blocks=num_blocks, eight_bit_pages=True)
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("family", "load", "dtype"),
@@ -60,6 +65,8 @@ def compare(crowded: Engine, quiet: Engine, asked: Sequence[Request]) -> None:
         ("gemma3", tiny.fused, torch.bfloat16),
         ("mistral", tiny.fused, torch.bfloat16),
         ("qwen3", tiny.fused, torch.float32),
+        ("gemma3", eight_bits, torch.bfloat16),
+        ("qwen2", eight_bits, torch.float32),
     ],
     ids=lambda given: getattr(given, "__name__", str(given)),
 )

@@ -168,11 +168,10 @@ class NativeModel:
         """Numbers that a head takes in pages, padded."""
         self.pages_dtype: Final = torch.int8 if eight_bit_pages else self.dtype
         """What keys and values are kept as."""
-        head = self.head + (torch.float32.itemsize if eight_bit_pages else 0)  # in bytes where numbers are, with its scale
-        self.pages: Final = memory.zeros(
-            len(shape.layers), num_blocks, shape.kv_heads * 2 * block_size * head, dtype=self.pages_dtype
-        )
-        """``[layers, blocks, numbers of a block]``; see ``pages.h``. Of eight bits: among them, scales in float32."""
+        scale = torch.float32.itemsize if eight_bit_pages else 0
+        size = shape.kv_heads * 2 * block_size * (self.head + scale)
+        self.pages: Final = memory.zeros(len(shape.layers), num_blocks, size, dtype=self.pages_dtype)
+        """``[layers, blocks, numbers of a block]``; see ``pages.h``. In eight bits: bytes, those of scales too."""
         # A copy, since what was read may be mapped from a file, which somebody might cut short.
         self.embedding: Final = memory.zeros(*weights.embedding.shape, dtype=self.dtype)
         """``[vocab, hidden]``: one row for each token."""

@@ -109,13 +109,26 @@ def runner(directory: Path, dtype: torch.dtype, *, num_blocks: int = 160, block_
 
 
 def fused(
-    directory: Path, dtype: torch.dtype, *, num_blocks: int = 160, block_size: int = BLOCK, context: int = CONTEXT
+    directory: Path,
+    dtype: torch.dtype,
+    *,
+    num_blocks: int = 160,
+    block_size: int = BLOCK,
+    context: int = CONTEXT,
+    eight_bit_pages: bool = False,
 ) -> decoder.DecoderRunner:
     """The model by the fused decoder, on pages that all hold NaN."""
     native = best(2)
     assert native is not None
     described = files(directory, dtype, context_length=context)
-    made = decoder.load(described, native, num_blocks=num_blocks, block_size=block_size, progress=lambda _: None)
+    made = decoder.load(
+        described,
+        native,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        eight_bit_pages=eight_bit_pages,
+        progress=lambda _: None,
+    )
     poison(made)
     return made
 
@@ -123,10 +136,15 @@ def fused(
 def poison(made: hf.HfRunner | decoder.DecoderRunner) -> None:
     """Fills every block that a sequence may get with NaN."""
     if isinstance(made, decoder.DecoderRunner):
-        made.model.pages.fill_(torch.nan)
+        poison_blocks(made, slice(None))
         return
     for pages in made.attention.pages:
         pages[: made.num_blocks] = torch.nan
+
+
+def poison_blocks(made: decoder.DecoderRunner, blocks: slice | list[int]) -> None:
+    """Makes all bits of these blocks ones: NaN as bfloat16 and as float32, also as a scale."""
+    made.model.pages.view(torch.uint8)[:, blocks] = 0xFF
 
 
 def eager(directory: Path, ids: Sequence[int]) -> torch.Tensor:

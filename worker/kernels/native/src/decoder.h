@@ -1,7 +1,8 @@
 // One step of a Llama-like decoder, from token ids to logits: every operation between is here.
 //
 // The residual stream and all that is added up are float32; what products take, and keys and values, are of the weights'
-// kind. All operations go row by row, so a row's bits depend on its own tokens and positions only.
+// kind (keys and values perhaps of eight bits). All operations go row by row, so a row's bits depend on its own tokens and
+// positions only.
 #pragma once
 #include <vector>
 

@@ -61,9 +61,9 @@ struct Pages {
   int64_t head;
   bool eight_bits;
 
-  // Writes one position. A tile is written from its first position on, which makes its other values zero: whole tiles
-  // can be read, and what has not been written yet counts nothing (but where a step that wrote NaN is done again from the
-  // middle of a tile: then the NaN is the sequence's own).
+  // Writes one position. A tile is written from its first position on, which makes its other values (or their scales)
+  // zero: whole tiles can be read, and what has not been written yet counts nothing (but where a step that wrote NaN is
+  // done again from the middle of a tile: then the NaN is the sequence's own).
   void write(const int32_t* table, int64_t position, int64_t kv_head, const float* key, const float* value) const {
     const Place to = place(table, position / LANES, kv_head);
     const int64_t lane = position % LANES;
@@ -129,7 +129,7 @@ struct Pages {
     return at;
   }
 
-  // Here it is the scales of other positions that are made zero: whatever they multiply is finite.
+  // Whatever a scale multiplies is finite, so that zero scales are enough for what has not been written.
   void write_scaled(const Place& to, int64_t lane, const float* key, const float* value) const {
     if (lane == 0) {
       std::memset(to.key_scales, 0, sizeof(float) * LANES);
@@ -157,10 +157,11 @@ struct Pages {
 
   // A tile of eight bits, in the first free of `room`.
   const Number* unpacked(const char* tile, Number*& room) const {
+    const int8_t* from = reinterpret_cast<const int8_t*>(tile);
     Number* to = room;
     room += LANES * head;
-    for (int64_t at = 0; at < LANES * head; at += LANES)
-      Kind::store_same16(to + at, load_int8(reinterpret_cast<const int8_t*>(tile) + at));
-    return to;
+    for (const int8_t* past = from + LANES * head; from < past; from += LANES, to += LANES)
+      Kind::store_same16(to, load_int8(from));
+    return room - LANES * head;
   }
 };

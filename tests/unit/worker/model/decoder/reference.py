@@ -5,6 +5,7 @@ Driven by nothing but a shape, rotary tables and weights, so that it says what t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from worker.model.decoder.config import DecoderShape, LayerShape
     from worker.model.decoder.weights import DecoderWeights, LayerWeights
 
+Kept = Callable[[torch.Tensor], torch.Tensor]
 Table = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, ``[positions, rotary_dim // 2]`` each."""
 
@@ -26,24 +28,32 @@ def logits(
     weights: DecoderWeights,
     token_ids: Sequence[int],
     round_to: torch.dtype | None = None,
+    kept: Kept | None = None,
 ) -> torch.Tensor:
     """The logits after each token of a text, float32 ``[len(token_ids), vocab]``.
 
     Everything is computed in float32. Given ``round_to``, what one operation hands to the next is rounded to that: the
     embedding, each norm, each product with a matrix (bias included), rotated queries and keys, what attention gives,
-    gated values, and sums with the residual. Scores and their weights are not, nor are logits.
+    gated values, and sums with the residual. Scores and their weights are not, nor are logits. ``kept`` is what becomes
+    of keys and values, ``[heads, tokens, head_dim]``, on pages.
     """
-    return _Reference(shape, tables, weights, round_to).run(token_ids)
+    return _Reference(shape, tables, weights, round_to, kept).run(token_ids)
 
 
 class _Reference:
     def __init__(
-        self, shape: DecoderShape, tables: Sequence[Table], weights: DecoderWeights, round_to: torch.dtype | None
+        self,
+        shape: DecoderShape,
+        tables: Sequence[Table],
+        weights: DecoderWeights,
+        round_to: torch.dtype | None,
+        kept: Kept | None,
     ) -> None:
         self.shape = shape
         self.tables = tables
         self.weights = weights
         self.round_to = round_to
+        self.kept = kept
 
     def run(self, token_ids: Sequence[int]) -> torch.Tensor:
         hidden = self.round(self.weights.embedding[list(token_ids)].float() * self.shape.embed_scale)
@@ -64,6 +74,8 @@ class _Reference:
         query, key = self.norm(query, layer.q_norm), self.norm(key, layer.k_norm)
         if kind.rope >= 0:
             query, key = self.rotated(query, self.tables[kind.rope]), self.rotated(key, self.tables[kind.rope])
+        if self.kept is not None:
+            key, value = self.kept(key), self.kept(value)
         sharing = shape.heads // shape.kv_heads
         key, value = key.repeat_interleave(sharing, dim=0), value.repeat_interleave(sharing, dim=0)
         scores = _capped(query @ key.transpose(1, 2) * shape.attention_scale, shape.attention_softcap)

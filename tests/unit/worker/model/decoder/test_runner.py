@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,11 +28,34 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no compiler was found when the package was installed")
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
-"""int8: of the weights. All else is bfloat16."""
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a model's numbers are."""
+
+    dtype: torch.dtype
+    """int8: of the matrices. All else is bfloat16."""
+    eight_bit_pages: bool = False
+
+
+KINDS = {
+    "bfloat16": Kind(torch.bfloat16),
+    "float32": Kind(torch.float32),
+    "int8": Kind(torch.int8),
+    "bfloat16, kv int8": Kind(torch.bfloat16, eight_bit_pages=True),
+    "float32, kv int8": Kind(torch.float32, eight_bit_pages=True),
+    "int8, kv int8": Kind(torch.int8, eight_bit_pages=True),
+}
 BEST = next(iter(NATIVE), "")
 SOME = ("llama", "gemma3", "qwen3", "phi3", "odd")
 """With windows, norms of heads, and norms behind; and sizes that are multiples of nothing."""
+CASES = [
+    *((name, label) for name in SOME for label in ("bfloat16", "float32", "int8")),
+    *((name, "bfloat16, kv int8") for name in ("gemma3", "qwen3", "odd")),
+    *((name, "float32, kv int8") for name in ("gemma3", "phi3")),
+    ("llama", "int8, kv int8"),
+]
+"""Models and kinds. With pages of eight bits each model and each kind once or more: all pairs would take too long."""
 LENGTH = 150
 """More than two runs of keys."""
 
@@ -40,17 +63,24 @@ LENGTH = 150
 def load(
     directory: Path,
     native: Native,
-    dtype: torch.dtype = torch.bfloat16,
+    kind: Kind = KINDS["bfloat16"],
     *,
     context: int = 256,
     num_blocks: int = 400,
     block_size: int = 16,
 ) -> decoder.DecoderRunner:
     """On pages that all hold NaN."""
-    eight = dtype == torch.int8
-    files = tiny.files(directory, torch.bfloat16 if eight else dtype, context_length=context, quantized=eight)
-    made = decoder.load(files, native, num_blocks=num_blocks, block_size=block_size, progress=lambda _: None)
-    made.model.pages.fill_(torch.nan)
+    eight = kind.dtype == torch.int8
+    files = tiny.files(directory, torch.bfloat16 if eight else kind.dtype, context_length=context, quantized=eight)
+    made = decoder.load(
+        files,
+        native,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        eight_bit_pages=kind.eight_bit_pages,
+        progress=lambda _: None,
+    )
+    tiny.poison(made)
     return made
 
 
@@ -71,7 +101,7 @@ def test_logits_are_the_references(saved: Callable[[str], Path], name: str, leve
     context = {"llama dynamic": 128, "phi3 longrope": 96}.get(name, 256)
     ids = tiny.tokens(min(LENGTH, context))
     config = AutoConfig.from_pretrained(saved(name))
-    for dtype in DTYPES.values():
+    for dtype in (torch.bfloat16, torch.float32, torch.int8):
         read_as = torch.bfloat16 if dtype == torch.int8 else dtype
         shape = shape_of(config, read_as)
         weights, tables = read(saved(name), shape, read_as), rotary_tables(config, shape, context)
@@ -79,7 +109,7 @@ def test_logits_are_the_references(saved: Callable[[str], Path], name: str, leve
             weights = rounded_to_eight_bits(weights)
         expected = reference.logits(shape, tables, weights, ids)
         rounded = reference.logits(shape, tables, weights, ids, torch.bfloat16)
-        made = load(saved(name), NATIVE[level], dtype, context=context)
+        made = load(saved(name), NATIVE[level], Kind(dtype), context=context)
         got = made.forward([fresh(made, ids, shuffled(made)).next(len(ids), len(ids))])
         assert got.shape == expected.shape
         assert distance(got, expected) < (1e-5 if dtype == torch.float32 else distance(rounded, expected))
@@ -102,19 +132,18 @@ def distance(some: torch.Tensor, others: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("level", NATIVE)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_token_has_the_same_bits_on_every_path(
-    saved: Callable[[str], Path], name: str, dtype: torch.dtype, level: str
+    saved: Callable[[str], Path], name: str, kind: str, level: str
 ) -> None:
     """Whole, token by token, in odd chunks beside 31 others, on another's prefix, on blocks of another size, and with
     more threads: from pages full of NaN."""
     ids = tiny.tokens(LENGTH)
-    made = load(saved(name), NATIVE[level], dtype)
+    made = load(saved(name), NATIVE[level], KINDS[kind])
     free = shuffled(made)
     whole = made.forward([fresh(made, ids, free).next(LENGTH, LENGTH)]).clone()
     solo = tiny.feed(made, fresh(made, ids, free), *[1] * 70, 37, *[1] * 43)
-    crowded = load(saved(name), TEAMS[level], dtype, num_blocks=160, block_size=64)
+    crowded = load(saved(name), TEAMS[level], KINDS[kind], num_blocks=160, block_size=64)
     free = shuffled(crowded)
     mixed = fresh(crowded, ids, free)
     company = [fresh(crowded, tiny.tokens(140, seed), free) for seed in range(31)]
@@ -131,12 +160,13 @@ def test_a_token_has_the_same_bits_on_every_path(
 
 
 @pytest.mark.parametrize("level", NATIVE)
-def test_copied_blocks_are_read_like_the_first(saved: Callable[[str], Path], level: str) -> None:
-    made = load(saved("llama"), NATIVE[level])
+@pytest.mark.parametrize("kind", ["bfloat16", "bfloat16, kv int8"])
+def test_copied_blocks_are_read_like_the_first(saved: Callable[[str], Path], kind: str, level: str) -> None:
+    made = load(saved("llama"), NATIVE[level], KINDS[kind])
     first = Text(tiny.tokens(40), [7, 3, 9])
     tiny.feed(made, first, 39)
     made.copy_blocks([(7, 100), (3, 50), (9, 2)])
-    made.model.pages[:, [7, 3, 9]] = torch.nan
+    tiny.poison_blocks(made, [7, 3, 9])
     second = Text(first.ids, [100, 50, 2], done=39)
     tiny.feed(made, second)
     assert torch.equal(second.logits[40], first.logits[40])
@@ -144,11 +174,11 @@ def test_copied_blocks_are_read_like_the_first(saved: Callable[[str], Path], lev
 
 @pytest.mark.parametrize("level", NATIVE)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_finite_stays_in_its_sequence(
-    saved: Callable[[str], Path], dtype: torch.dtype, value: float, level: str
+    saved: Callable[[str], Path], kind: str, value: float, level: str
 ) -> None:
-    made = load(saved("gemma2"), TEAMS[level], dtype)
+    made = load(saved("gemma2"), TEAMS[level], KINDS[kind])
     free = shuffled(made)
     broken = 17
     texts = [fresh(made, [min(token, 16) for token in tiny.tokens(50, seed)], free) for seed in range(5)]
@@ -186,7 +216,8 @@ def test_what_can_not_be_fused_is_refused(saved: Callable[[str], Path]) -> None:
 def test_the_fingerprint_tells_models_types_and_processors_apart(saved: Callable[[str], Path]) -> None:
     here = load(saved("llama"), NATIVE[BEST]).fingerprint
     assert here == load(saved("llama"), TEAMS[BEST], num_blocks=33).fingerprint
-    assert here != load(saved("llama"), NATIVE[BEST], torch.float32).fingerprint
+    assert here != load(saved("llama"), NATIVE[BEST], KINDS["float32"]).fingerprint
+    assert here != load(saved("llama"), NATIVE[BEST], KINDS["bfloat16, kv int8"]).fingerprint
     assert here != load(saved("llama biases"), NATIVE[BEST]).fingerprint
     if {"avx512_bf16", "avx2"} <= set(NATIVE):
         levels = {

@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.worker.kernels.native import NATIVE, TEAMS
 from tests.unit.worker.model import tiny
-from tests.unit.worker.model.decoder.test_runner import DTYPES, SOME, fresh, load, shuffled
+from tests.unit.worker.model.decoder.test_runner import CASES, KINDS, fresh, load, shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,12 +42,9 @@ def sharing(made: DecoderRunner, free: list[int], *, seen: int) -> list[Text]:
 
 
 @pytest.mark.parametrize("level", NATIVE)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("name", SOME)
-def test_each_has_the_bits_it_has_alone(
-    saved: Callable[[str], Path], name: str, dtype: torch.dtype, level: str
-) -> None:
-    made = load(saved(name), TEAMS[level], dtype)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_each_has_the_bits_it_has_alone(saved: Callable[[str], Path], name: str, kind: str, level: str) -> None:
+    made = load(saved(name), TEAMS[level], KINDS[kind])
     free = shuffled(made)
     texts = sharing(made, free, seen=17)
     alone = [fresh(made, text.ids, free) for text in texts]
@@ -65,17 +62,17 @@ def test_each_has_the_bits_it_has_alone(
 
 
 @pytest.mark.parametrize("level", NATIVE)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_what_is_not_finite_stays_in_its_sequence(saved: Callable[[str], Path], dtype: torch.dtype, level: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_finite_stays_in_its_sequence(saved: Callable[[str], Path], kind: str, level: str) -> None:
     """Behind what is shared; also where it was written before this step."""
-    made = load(saved("gemma2"), TEAMS[level], dtype)
+    made = load(saved("gemma2"), TEAMS[level], KINDS[kind])
     texts = sharing(made, shuffled(made), seen=20)
     rows = [text.next(1) for text in texts]
     expected = made.forward(rows).clone()
     for broken in (1, 4, 8):
         own = texts[broken].table[SHARED[broken] // made.block_size]
         kept = made.model.pages[:, own].clone()
-        made.model.pages[:, own] = torch.nan
+        tiny.poison_blocks(made, [own])
         got = made.forward(rows)
         others = [index for index in range(len(texts)) if index != broken]
         assert got[broken].isnan().all()
