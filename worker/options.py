@@ -16,7 +16,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--dtype": {
         "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
         "default": "auto",
-        "help": "Weights, and with --kv-dtype auto K/V. int8: of weights alone.",
+        "help": "Weights; K/V too, unless --kv-dtype says otherwise. int8: weights alone.",
     },
     "--kv-dtype": {
         "type": click.Choice(["auto", "int8"]),
