@@ -148,14 +148,8 @@ class Run {
     if (!weight.scales) return product<Kind>(team, rows, stride, count, weight, use);
     const HalvedRows halved{high_, low_, scales_, weight.inputs};
     each(team, (count + 7) / 8, [&](int64_t piece) {
-      static thread_local std::vector<float> row_numbers;
-      row_numbers.resize(stride);
-      for (int64_t row = piece * 8; row < std::min(count, piece * 8 + 8); row++) {
-        for (int64_t at = 0; at < stride; at++) row_numbers[at] = Kind::widened(rows[row * stride + at]);
-        halve_row(row_numbers.data(), std::min(stride, weight.inputs), halved, row);
-        for (int64_t at = stride; at < weight.inputs; at++)
-          halved.high[row * weight.inputs + at] = halved.low[row * weight.inputs + at] = 0;
-      }
+      for (int64_t row = piece * 8; row < std::min(count, piece * 8 + 8); row++)
+        halve_row<Kind>(rows + row * stride, std::min(stride, weight.inputs), halved, row);
     });
     watch_.ended(HALVE);
     whole_product(team, halved, count, weight, use);

@@ -8,7 +8,7 @@
 #pragma once
 #include <algorithm>
 
-#include "lanes.h"
+#include "kinds.h"
 #include "threads.h"
 #include "weights.h"
 #if defined(__AMX_INT8__)
@@ -26,13 +26,13 @@ struct HalvedRows {
   int64_t stride;
 };
 
-// Rounds to the nearest of 32,639 steps on either side of zero: 256 * 127 + 127.
-static inline void halve_row(const float* from, int64_t size, const HalvedRows& to, int64_t row) {
+// Rounds to the nearest of 32,639 steps on either side of zero: 256 * 127 + 127. `size`: a multiple of LANES.
+template <class Kind>
+static inline void halve_row(const typename Kind::Number* from, int64_t size, const HalvedRows& to, int64_t row) {
   V most = splat(0.0f);
   bool nan = false;
   for (int64_t at = 0; at < size; at += LANES) {
-    const int count = static_cast<int>(std::min<int64_t>(LANES, size - at));
-    const V v = count == LANES ? load(from + at) : load_some(from + at, count, 0.0f);
+    const V v = Kind::sixteen_numbers(from + at);
     nan |= any_nan(v);
     most = larger(larger(v, sub(splat(0.0f), v)), most);
   }
@@ -41,13 +41,17 @@ static inline void halve_row(const float* from, int64_t size, const HalvedRows& 
   // So little counts nothing: its inverse would be infinite.
   const bool some = top > 1e-30f && !nan;
   to.scales[row] = nan ? __builtin_nanf("") : some ? top / 32639.0f : 0.0f;
-  const float steps = some ? 32639.0f / top : 0.0f;
   int8_t *high = to.high + row * to.stride, *low = to.low + row * to.stride;
-  for (int64_t at = 0; at < size; at++) {
-    const int whole = some ? static_cast<int>(__builtin_rintf(from[at] * steps)) : 0;
-    const int upper = (whole + 128) >> 8;
-    high[at] = static_cast<int8_t>(upper);
-    low[at] = static_cast<int8_t>(whole - upper * 256);
+  std::memset(high, 0, to.stride);
+  std::memset(low, 0, to.stride);
+  if (!some) return;
+  const V steps = splat(32639.0f / top);
+  for (int64_t at = 0; at < size; at += LANES) {
+    const V whole = rounded(mul(Kind::sixteen_numbers(from + at), steps));
+    // Half a unit between two: what is nearest is (whole + 128) / 256, rounded down.
+    const V upper = rounded(madd(whole, splat(1.0f / 256), splat(1.0f / 512)));
+    store_bytes(high + at, upper);
+    store_bytes(low + at, madd(upper, splat(-256.0f), whole));
   }
 }
 
@@ -113,8 +117,10 @@ static void whole_rows(int64_t count, const HalvedRows& rows, int64_t first, con
 // Tiles 0 and 1 are sums of the high halves, for the first and the second sixteen outputs; 2 and 3 those of the low ones.
 template <class Use>
 static void whole_tiles(const HalvedRows& rows, int64_t first, int64_t past, const Weight& weight, int64_t unit,
-                        const Use& use) {
+                        int64_t skip, const Use& use) {
   use_product_tiles();
+  const NextUnit next(past - first, TILE_ROWS, UNIT * INT8_STEP);
+  const char* ahead = static_cast<const char*>(weight.packed) + (unit + skip) * UNIT * weight.inputs;
   alignas(64) int32_t sums[2][4 * TILE_ROWS * LANES];
   constexpr int64_t PART = TILE_ROWS * LANES;
   const int64_t output = unit * UNIT;
@@ -135,6 +141,8 @@ static void whole_tiles(const HalvedRows& rows, int64_t first, int64_t past, con
     for (int64_t input = 0; input < weight.inputs; input += INT8_STEP, weights += UNIT * INT8_STEP) {
       if (row == first)
         for (int64_t line = 0; line < UNIT * INT8_STEP; line += 64) __builtin_prefetch(weights + 2 * AHEAD + line, 0, 2);
+      else
+        ahead = next.fetch(ahead);
       const int64_t place = row * rows.stride + input;
       _tile_loadd(6, weights, 128);
       _tile_loadd(4, rows.high + place, rows.stride);
@@ -158,9 +166,9 @@ static void whole_tiles(const HalvedRows& rows, int64_t first, int64_t past, con
 
 template <class Use>
 static void unit_of_whole_rows(const HalvedRows& rows, int64_t first, int64_t past, const Weight& weight, int64_t unit,
-                               const Use& use) {
+                               int64_t skip, const Use& use) {
 #if defined(__AMX_INT8__)
-  whole_tiles(rows, first, past, weight, unit, use);
+  whole_tiles(rows, first, past, weight, unit, skip, use);
 #else
   for (int64_t row = first; row < past; row += WHOLE_ROWS)
     whole_rows<WHOLE_ROWS>(std::min<int64_t>(past - row, WHOLE_ROWS), rows, row, weight, unit, use);

@@ -14,6 +14,7 @@ struct F32 {
   using Number = float;
   static constexpr int PACK = 1;
   static float widened(Number value) { return value; }
+  static V sixteen_numbers(const Number* from) { return load(from); }
   static V kept(V v) { return v; }
   static void store16(Number* to, V v) { store(to, v); }
   static void store_same16(Number* to, V v) { store(to, v); }  // numbers that this kind has
@@ -32,6 +33,7 @@ struct Bf16 {
   using Number = uint16_t;
   static constexpr int PACK = 2;
   static float widened(Number value) { return from_bf16(value); }
+  static V sixteen_numbers(const Number* from) { return load_bf16(from); }
 
   // What becomes of numbers that are stored: the largest of them become infinite.
   static V kept(V v) {

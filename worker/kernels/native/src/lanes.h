@@ -35,6 +35,13 @@ static inline V lanes_within(V v, int first, int past, float other) {
     if (lane < first || lane >= past) whole[lane] = other;
   return load(whole);
 }
+
+// Sixteen whole numbers of eight bits.
+static inline void store_bytes(int8_t* to, V whole) {
+  alignas(64) float sixteen[LANES];
+  store(sixteen, whole);
+  for (int lane = 0; lane < LANES; lane++) to[lane] = static_cast<int8_t>(static_cast<int32_t>(sixteen[lane]));
+}
 #endif
 
 static inline void store_some(float* to, V v, int n) {

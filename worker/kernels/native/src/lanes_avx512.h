@@ -24,6 +24,10 @@ static inline V zero_below(V x, V limit, V v) {
 static inline V nan_if_nan(V x, V v) { return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x); }
 static inline bool any_nan(V v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
 
+// Sixteen whole numbers of eight bits.
+static inline void store_bytes(int8_t* to, V whole) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(whole)));
+}
 // Lanes before `first` and from `past` on become `other`.
 static inline V lanes_within(V v, int first, int past, float other) {
   const uint32_t before = first <= 0 ? 0 : first >= 16 ? 0xffff : (1u << first) - 1;

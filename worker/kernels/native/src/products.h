@@ -43,12 +43,13 @@ static void at_most(int64_t count, const typename Kind::Number* rows, int64_t st
   some_rows<Kind, ROWS>(rows, stride, weights, inputs, first, use);
 }
 
-// use(row, sums of outputs 0 to 15, sums of outputs 16 to 31) for each row from `first` on and before `past`.
+// use(row, sums of outputs 0 to 15, sums of outputs 16 to 31) for each row from `first` on and before `past`. `skip`: how
+// many units further on this thread's next one probably is.
 template <class Kind, class Use>
 static void unit_of_rows(const typename Kind::Number* rows, int64_t stride, const typename Kind::Number* weights,
-                         int64_t inputs, int64_t first, int64_t past, const Use& use) {
+                         int64_t inputs, int64_t first, int64_t past, int64_t skip, const Use& use) {
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<Kind, Bf16>) return tiles_of_rows(rows, stride, weights, inputs, first, past, use);
+  if constexpr (std::is_same_v<Kind, Bf16>) return tiles_of_rows(rows, stride, weights, inputs, first, past, skip, use);
 #endif
   for (int64_t row = first; row < past; row += ROWS_TOGETHER)
     at_most<Kind, ROWS_TOGETHER>(std::min<int64_t>(past - row, ROWS_TOGETHER), rows + row * stride, stride, weights,
@@ -79,7 +80,7 @@ static void product(Team& team, const typename Kind::Number* rows, int64_t strid
                     const Use& use) {
   each_unit(team, count, weight, [&](int64_t unit, int64_t first, int64_t past) {
     const auto* weights = static_cast<const typename Kind::Number*>(weight.packed) + unit * UNIT * weight.inputs;
-    unit_of_rows<Kind>(rows, stride, weights, weight.inputs, first, past,
+    unit_of_rows<Kind>(rows, stride, weights, weight.inputs, first, past, team.size(),
                        [&](int64_t row, V low, V high) { use(unit, row, low, high); });
   });
 }
@@ -87,6 +88,6 @@ static void product(Team& team, const typename Kind::Number* rows, int64_t strid
 template <class Use>
 static void whole_product(Team& team, const HalvedRows& rows, int64_t count, const Weight& weight, const Use& use) {
   each_unit(team, count, weight, [&](int64_t unit, int64_t first, int64_t past) {
-    unit_of_whole_rows(rows, first, past, weight, unit, use);
+    unit_of_whole_rows(rows, first, past, weight, unit, team.size(), use);
   });
 }

@@ -21,6 +21,25 @@ static void use_product_tiles() {
   _tile_loadconfig(&config);
 }
 
+// The weights of the unit that a thread will probably take next are asked for while it still works on this one: a share
+// of them in each step of all but its first rows, which have weights of their own to fetch.
+class NextUnit {
+ public:
+  // `together` rows are gone through at once, with so many bytes of weights in each step.
+  NextUnit(int64_t rows, int64_t together, int64_t step_bytes) {
+    const int64_t turns = (rows + together - 1) / together - 1;
+    lines_ = turns > 0 ? (step_bytes / 64 + turns - 1) / turns : 0;
+  }
+
+  const char* fetch(const char* from) const {
+    for (int64_t line = 0; line < lines_; line++, from += 64) __builtin_prefetch(from, 0, 2);
+    return from;
+  }
+
+ private:
+  int64_t lines_;
+};
+
 // Rows whose sums are there, and are used while the next ones' are computed: tiles and what is done with their sums keep
 // different parts of a core at work. use(row, the sums that it is among, its place there)
 template <class Sum, class Use>
@@ -59,7 +78,7 @@ class Behind {
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
 template <bool both, bool fetch, class Behind>
 static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums,
-                      Behind& behind) {
+                      const char*& ahead, const NextUnit& next, Behind& behind) {
   const int64_t bytes = stride * 2;
   _tile_zero(0);
   _tile_zero(1);
@@ -70,6 +89,8 @@ static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weig
   for (int64_t input = 0; input < inputs; input += TILE_INPUTS, weights += TILE_INPUTS * 32) {
     if (fetch)
       for (int64_t line = 0; line < 32 * 32; line += 32) __builtin_prefetch(weights + AHEAD + line, 0, 2);
+    else
+      ahead = next.fetch(ahead);
     _tile_loadd(6, weights, 128);
     _tile_loadd(4, rows + input, bytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -92,8 +113,10 @@ static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weig
 
 template <class Use>
 static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, int64_t first,
-                          int64_t past, const Use& use) {
+                          int64_t past, int64_t skip, const Use& use) {
   use_product_tiles();
+  const NextUnit next(past - first, TILE_PAIR, 2 * TILE_PAIR * TILE_INPUTS);
+  const char* ahead = reinterpret_cast<const char*>(weights + skip * TILE_PAIR * inputs);
   alignas(64) float sums[2][TILE_PAIR * 32];
   const auto use_sums = [&use](int64_t row, const float* all, int64_t place) {
     use(row, load(all + place * 32), load(all + place * 32 + LANES));
@@ -102,11 +125,11 @@ static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* 
   for (int64_t row = first, turn = 0; row < past; row += TILE_PAIR, turn ^= 1) {
     const uint16_t* here = rows + row * stride;
     if (past - row > TILE_ROWS)
-      row == first ? sum_tiles<true, true>(here, stride, weights, inputs, sums[turn], behind)
-                   : sum_tiles<true, false>(here, stride, weights, inputs, sums[turn], behind);
+      row == first ? sum_tiles<true, true>(here, stride, weights, inputs, sums[turn], ahead, next, behind)
+                   : sum_tiles<true, false>(here, stride, weights, inputs, sums[turn], ahead, next, behind);
     else
-      row == first ? sum_tiles<false, true>(here, stride, weights, inputs, sums[turn], behind)
-                   : sum_tiles<false, false>(here, stride, weights, inputs, sums[turn], behind);
+      row == first ? sum_tiles<false, true>(here, stride, weights, inputs, sums[turn], ahead, next, behind)
+                   : sum_tiles<false, false>(here, stride, weights, inputs, sums[turn], ahead, next, behind);
     behind.begin(row, std::min<int64_t>(TILE_PAIR, past - row), sums[turn]);
   }
   behind.finish();
