@@ -34,12 +34,16 @@ class EngineConfig:
     model: str = "smollm2-135m"
     dtype: str = "auto"
     kv_dtype: str = "auto"
+    device: str = "auto"
     kernels: str = "auto"
     threads: int = 0
     """0: one per core."""
     cache_dir: Path = Path("~/.cache/octavo")
     kv_tokens: int = 32768
     block_size: int = 16
+    block_run: int = 1
+    cache_tokens: int | None = None
+    max_running: int = 32
     step_tokens: int = 512
     chunk_tokens: int = 256
 

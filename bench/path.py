@@ -176,10 +176,18 @@ class Pair:
 
 def engine_config(settings: FleetConfig) -> EngineConfig:
     """An engine as the fleet's worker has it."""
-    sizes = {name: getattr(settings, name) for name in ("kv_tokens", "block_size", "step_tokens", "chunk_tokens")}
+    sizes = {
+        name: getattr(settings, name)
+        for name in (
+            *("kv_tokens", "cache_tokens", "block_size", "block_run"),
+            *("max_running", "step_tokens", "chunk_tokens"),
+        )
+    }
     return EngineConfig(
         model=settings.model,
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
+        device=settings.device,
         kernels=settings.kernels,
         threads=settings.threads_per_worker(usable_cores()),
         cache_dir=Path(os.environ.get("OCTAVO_CACHE") or default_cache()).expanduser(),

@@ -23,6 +23,8 @@ LEAST_RATIO: Final = 0.9
 ENGINE_PARTS: Final = ("schedule", "model", "sample", "detokenise")
 FIRST_COLUMNS: Final = ("first token", "service", "in one process")
 STREAM_COLUMNS: Final = ("part", "per token", "each time", "in one process, per token")
+THREADS: Final = ("loop", "engine")
+"""Of a worker, by name."""
 CPU_COLUMNS: Final = ("processor time", "per token")
 
 
@@ -165,9 +167,6 @@ def cpu_parts(streams: Streams) -> Values:
         "worker's other threads": worker - loop - engine,
         "client": streams.client_cpu,
     }
-
-
-THREADS: Final = ("loop", "engine")
 
 
 def stream_figures(rounds: Sequence[Streams], concurrency: int) -> dict[str, Any]:

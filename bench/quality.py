@@ -22,6 +22,7 @@ from bench.machine import describe_machine
 from worker.model import loader
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
+from worker.model.errors import ModelUnsupported
 from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class QualityConfig:
 
     model: str = "smollm2-135m"
     dtypes: tuple[str, ...] = ("bfloat16", "int8")
+    kv_dtype: str = "auto"
+    """``int8``: keys and values of all ``dtypes`` but the reference are kept in eight bits."""
     text: Path | None = None
     """A file of plain text; None: `TEXT`."""
     window: int = 512
@@ -120,7 +123,8 @@ def run_quality(config: QualityConfig, note: Callable[[str], None]) -> dict[str,
         task = cut(text, files, config)
         if task.longest > files.context_length:
             raise ValueError(f"{files.name} has {files.context_length} positions, too few for {task.longest} tokens")
-        runner, by = load(files, native, task.blocks, note)
+        eight_bit_pages = config.kv_dtype == "int8" and dtype != REFERENCE
+        runner, by = load(files, native, task.blocks, note, eight_bit_pages=eight_bit_pages)
         found[dtype] = measure(runner, task, partial(_note, note, dtype)), by
         del runner
         gc.collect()  # before the next one is read
@@ -157,24 +161,49 @@ def cut(text: str, files: ModelFiles, config: QualityConfig) -> Task:
         raise ValueError(f"the text has {len(ids)} tokens, too few for {config.prompts} prompts that differ")
     starts = [index * room // max(config.prompts - 1, 1) for index in range(config.prompts)]
     unscored = max(len(front), 1)
-    windows = [front + ids[start : start + config.window] for start in range(0, len(ids), config.window)]
+    cuts = [front + ids[start : start + config.window] for start in range(0, len(ids), config.window)]
+    windows = tuple(window for window in cuts if len(window) > unscored)
+    if not windows:
+        raise ValueError(f"the text has {len(ids)} tokens, none of which comes after another; take a longer one")
     return Task(
-        windows=tuple(window for window in windows if len(window) > unscored),
+        windows=windows,
         unscored=unscored,
         prompts=tuple(front + ids[start : start + config.prompt_tokens] for start in starts),
         new=config.new,
     )
 
 
-def load(files: ModelFiles, native: Native | None, blocks: int, note: Callable[[str], None]) -> tuple[Runner, str]:
-    """A runner as a worker has it, and its name: the fused decoder or, where it can't be that, transformers."""
+def load(
+    files: ModelFiles,
+    native: Native | None,
+    blocks: int,
+    note: Callable[[str], None],
+    *,
+    eight_bit_pages: bool = False,
+) -> tuple[Runner, str]:
+    """A runner as a worker has it, and its name: the fused decoder or, where it can't be that, transformers.
+
+    Raises:
+        ModelUnsupported: K/V in eight bits, which only the fused decoder has.
+    """
+    reason = "there are no native kernels"
     if native is not None:
         try:
-            fused = decoder.load(files, native, num_blocks=blocks, block_size=BLOCK_SIZE, progress=note)
-        except NotFused as reason:
-            note(f"not by the fused decoder: {reason}")
+            fused = decoder.load(
+                files,
+                native,
+                num_blocks=blocks,
+                block_size=BLOCK_SIZE,
+                progress=note,
+                eight_bit_pages=eight_bit_pages,
+            )
+        except NotFused as refused:
+            reason = str(refused)
         else:
-            return fused, "fused decoder"
+            return fused, "fused decoder, K/V int8" if eight_bit_pages else "fused decoder"
+    if eight_bit_pages:
+        raise ModelUnsupported(f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {reason}")
+    note(f"not by the fused decoder: {reason}")
     from worker.model import hf  # takes seconds, because it brings transformers' models along
 
     return hf.load(files, num_blocks=blocks, block_size=BLOCK_SIZE, progress=note), "transformers"

@@ -17,6 +17,13 @@ from ops.show import print_table
 @click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
 @click.option("--dtypes", type=DtypesParam(), default="bfloat16,int8", show_default=True, help="Beside float32.")
 @click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "int8"]),
+    default="auto",
+    show_default=True,
+    help="Of all but the float32 that they are compared with.",
+)
+@click.option(
     "--text",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A file of plain text. Default: one of our own, of 2,800 words.",

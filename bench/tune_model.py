@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from worker.kernels.native.library import Native, NativeUnavailableError, best
+from bench.kernels_model import chosen_kernels
 from worker.model import loader
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
@@ -90,21 +90,14 @@ def load(
     if threads:
         torch.set_num_threads(threads)
     files = loader.resolve(model, cache_dir=cache_dir, dtype=dtype, device="cpu", progress=note)
-    native = _kernels(kernels)
+    native = chosen_kernels(kernels, torch.get_num_threads())
+    if native is None:
+        raise ModelUnsupported(
+            "there are no native kernels to tune for: none were built here, or --kernels none says so"
+        )
     try:
         runner = decoder.load(files, native, num_blocks=kv_tokens // BLOCK_STEP, block_size=BLOCK_STEP, progress=note)
     except NotFused as reason:
         raise ModelUnsupported(f"{files.name} doesn't run in the fused decoder: {reason}") from reason
     torch.set_num_threads(1)  # as in a worker
     return Subject(runner)
-
-
-def _kernels(name: str) -> Native:
-    threads = torch.get_num_threads()
-    try:
-        found = best(threads) if name == "auto" else Native(name, threads)
-    except NativeUnavailableError as error:
-        raise ModelUnsupported(f"--kernels {name}: {error}") from error
-    if found is None:
-        raise ModelUnsupported("there are no native kernels here, and nothing to tune without")
-    return found

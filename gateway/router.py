@@ -20,7 +20,8 @@ READY: Final = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live worker of the wanted model. `tokens`: charged to it and not yet refunded, as Redis had it."""
+    """A live worker of the wanted model. `tokens`: charged to it and not yet refunded, as Redis had it; 0 where only
+    one worker can be chosen, for then nobody asked."""
 
     worker: str
     incarnation: str

@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import secrets
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +31,7 @@ SHORT: Final = 1024
 """Characters of a prompt that is encoded at once, without a thread: a few tenths of a millisecond."""
 
 FEW: Final = 16
-"""Messages of a short chat."""
+"""Messages of a short chat, and control tokens in them."""
 
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -93,6 +92,17 @@ class ModelTokenizer:
             ids += _ids(tokenizer, piece, add_special_tokens=False)
         return [self._bos, *ids] if self._adds_bos and self._bos is not None and ids[:1] != [self._bos] else ids
 
+    def warm(self) -> None:
+        """Compiles the template. Raises AdmissionError as ``encode_chat``."""
+        self._render([{"role": "user", "content": "a"}])
+
+    def is_quick(self, messages: Sequence[tuple[str, str]]) -> bool:
+        """Whether ``encode_chat`` takes no longer than a short prompt. Each control token in a message makes two pieces
+        more."""
+        if len(messages) > FEW or sum(len(content) for _, content in messages) > SHORT:
+            return False
+        return sum(len(self._control.findall(content)) for _, content in messages) <= FEW
+
     def _mask(self, messages: Sequence[tuple[str, str]]) -> tuple[list[dict[str, str]], str]:
         """The messages with each control token's text between two marks, and the mark: unguessable, so no message has
         it. The rendered prompt of ordinary messages stays in one piece and encodes as ever."""
@@ -145,7 +155,7 @@ class TokenizerPool:
         self, tokenizer: ModelTokenizer, messages: Sequence[tuple[str, str]], context_length: int
     ) -> list[int]:
         """As ``ModelTokenizer.encode_chat``."""
-        if sum(len(content) for _, content in messages) <= SHORT and len(messages) <= FEW:
+        if tokenizer.is_quick(messages):
             return tokenizer.encode_chat(messages, context_length)
         return await self._run(lambda: tokenizer.encode_chat(messages, context_length))
 
@@ -160,7 +170,7 @@ class TokenizerPool:
 def _warmed(tokenizer: ModelTokenizer) -> ModelTokenizer:
     """With its template compiled, which takes tens of milliseconds: short chats are rendered on the event loop."""
     with suppress(AdmissionError):  # there is none, or it refuses this chat
-        tokenizer.encode_chat([("user", "a")], sys.maxsize)
+        tokenizer.warm()
     return tokenizer
 
 

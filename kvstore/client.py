@@ -74,7 +74,8 @@ class Broker:
         self.keys = Keys(config.namespace)
         self.commands = _client(config)
         self.spent = Parts()
-        """What callers waited for: by script, by command in lower case, and in pipelines. Retries are part of it."""
+        """What callers waited for: by script, by command in lower case, and in pipelines. Of calls that were answered
+        in the end; what they were sent again for is part of it."""
         self.malformed = 0
         """Values found in the broker that did not parse. Only ever grows."""
         self.retried = 0

@@ -78,7 +78,7 @@ def cancellation_kept() -> Iterator[None]:
     """Raises CancelledError behind a block in which the current task was cancelled and something swallowed that.
 
     Until Python 3.12 ``asyncio.wait_for`` does when what it waits for is done in the same turn of the loop, and the
-    client sends every command through it. A task that was cancelled before the block is left alone: it cleans up.
+    client connects and reads through it. A task that was cancelled before the block is left alone: it cleans up.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0

@@ -99,7 +99,7 @@ class Preparation:
 
 
 def llama_options(sets: Sequence[str]) -> list[str]:
-    """On processors with AMX its kernels for reordered weights crash (its issue 20824): there, without reordering."""
+    """On processors with AMX its kernels for reordered weights crash, in the version pinned: there, without."""
     return ["--no-repack"] if "amx_int8" in sets else []
 
 

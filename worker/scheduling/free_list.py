@@ -62,7 +62,7 @@ class FreeRuns:
     anybody. Before any cached block is evicted all claimed ones are taken, the oldest claim first; and it ends when the
     block before it is no longer used.
 
-    Nothing here takes longer than the number of classes, whatever the number of blocks.
+    To find a run takes no longer than there are classes, whatever the number of blocks.
     """
 
     def __init__(self, num_blocks: int, longest: int) -> None:

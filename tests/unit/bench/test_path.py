@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
 from bench import path as measured
+from bench.engine import EngineConfig
 from bench.offline import BadAnswerError
 from bench.path import FIRST_TOKENS, PathConfig, engine_config
 from bench.path_engine import TimedEngine, as_engine_takes_it
@@ -107,11 +109,34 @@ def test_no_request_finds_another_ones_prompt_in_a_cache() -> None:
 def test_the_engine_is_built_as_the_fleets_worker_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", "/cache")
     config = engine_config(
-        FleetConfig(model="m", dtype="int8", kernels="none", threads=3, kv_tokens=64, chunk_tokens=8)
+        FleetConfig(
+            model="m",
+            dtype="int8",
+            kv_dtype="int8",
+            device="cpu",
+            kernels="none",
+            threads=3,
+            kv_tokens=64,
+            cache_tokens=32,
+            block_run=4,
+            max_running=8,
+            chunk_tokens=8,
+        )
     )
-    assert (config.model, config.dtype, config.kernels, config.threads) == ("m", "int8", "none", 3)
-    assert (config.kv_tokens, config.chunk_tokens, config.block_size) == (64, 8, 16)
-    assert str(config.cache_dir) == "/cache"
+    assert config == EngineConfig(
+        model="m",
+        dtype="int8",
+        kv_dtype="int8",
+        device="cpu",
+        kernels="none",
+        threads=3,
+        cache_dir=Path("/cache"),
+        kv_tokens=64,
+        cache_tokens=32,
+        block_run=4,
+        max_running=8,
+        chunk_tokens=8,
+    )
 
 
 def test_the_command_prints_tables_or_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from bench import tune_model
 from bench.tune_model import Subject, cut, load
 from tests.unit.worker.kernels.native import NATIVE
 from tests.unit.worker.model import tiny
@@ -95,8 +94,7 @@ def test_a_model_is_loaded_as_a_worker_does(directories: dict[str, Path], monkey
             loaded("gpt2", "auto")
         with pytest.raises(ModelUnsupported, match="--kernels abacus: no kernels are called 'abacus'"):
             loaded("llama", "abacus")
-        monkeypatch.setattr(tune_model, "best", lambda _: None)
-        with pytest.raises(ModelUnsupported, match="nothing to tune"):
-            loaded("llama", "auto")
+        with pytest.raises(ModelUnsupported, match="no native kernels to tune for"):
+            loaded("llama", "none")
     finally:
         torch.set_num_threads(threads)

@@ -27,6 +27,7 @@ def tokenizer() -> ModelTokenizer:
     plain = Tokenizer(models.BPE(vocabulary, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
+    plain.add_special_tokens(["<s>"])
     config = b'{"chat_template": "{{ messages[0].content }}"}'
     return ModelTokenizer(ModelCard("f", 256, (), plain.to_str().encode(), config))
 
@@ -111,4 +112,7 @@ async def test_only_long_prompts_take_the_way_to_a_thread(tokenizer: ModelTokeni
     assert [thread != threading.get_ident() for thread in threads] == [beside] * 2
     await pool.chat(seen, [("user", "a")] * (FEW + 1), CONTEXT)
     assert threads[-1] != threading.get_ident()
+    for control_tokens, aside in ((FEW, False), (FEW + 1, True)):  # each is tokenized by itself
+        await pool.chat(seen, [("user", "<s>" * control_tokens)], CONTEXT)
+        assert (threads[-1] != threading.get_ident()) == aside
     await pool.close()

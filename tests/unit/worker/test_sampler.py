@@ -22,6 +22,7 @@ from tests.unit.worker.sampling import (
 )
 from worker.params import SamplingParams
 from worker.sampling.choose import TRIES
+from worker.sampling.draw import Draw
 from worker.sampling.sampler import TorchSampler
 
 if TYPE_CHECKING:
@@ -209,3 +210,12 @@ def test_extreme_temperatures_and_logits_are_safe(sampler: Sampler) -> None:
     for temperature in (1e30, 1e38, 1e300):
         tokens = many(sampler, random_logits(1, 20)[0], SamplingParams(temperature=temperature, seed=1), 5000)
         assert chi_square_fits(tokens, torch.full((20,), 0.05))
+
+
+def test_a_share_of_next_to_nothing_among_equals(sampler: Sampler) -> None:
+    """Two blocks with the same highest logit, and a share that is less than numbers go: still the first of them."""
+    logits = torch.full((1, 1000), -5.0)
+    logits[0, [70, 500]] = 2.0
+    for share in (1e-310, 5e-324, 1e-300, 1e-9):
+        for min_p in (0.0, 1.0):
+            assert tokens_of(sampler, logits, [Draw(0, SamplingParams(top_p=share, min_p=min_p), 0, 0)]) == [70]

@@ -93,6 +93,7 @@ class Step(ctypes.Structure):
         ("logits_stride", ctypes.c_int64),
         ("damaged", ctypes.c_void_p),
         ("nanoseconds", ctypes.c_void_p),
+        ("readings", ctypes.c_void_p),
     )
 
 

@@ -69,6 +69,8 @@ class DecoderRunner:
         self.fingerprint = ""
         self.nanoseconds: npt.NDArray[np.int64] | None = None
         """``[SECTIONS]``: what steps take, by section, is added here. None: it isn't measured."""
+        self.readings = np.zeros(1, dtype=np.int64)
+        """How many times the last step read pages in each layer: sequences on the same ones are read for together."""
         self._run = native.new_run()
         """What steps work in, kept from step to step."""
         self._logits = torch.empty(0, 1)
@@ -125,6 +127,7 @@ class DecoderRunner:
                 logits_stride=logits.stride(0),
                 damaged=damaged.ctypes.data,
                 nanoseconds=None if self.nanoseconds is None else self.nanoseconds.ctypes.data,
+                readings=self.readings.ctypes.data,
             ),
         )
         logits = logits[:, : self.vocab_size]

@@ -33,16 +33,18 @@ template <class Kind>
 struct Attending {
   std::vector<Query<Kind>> rows;
   std::vector<float> sums, maxima, totals;       // [rows padded to LANES][head], [rows], [rows]
-  std::vector<typename Kind::Number> queries;    // [rows padded to LANES][head], for tiles alone
+  std::vector<typename Kind::Number> queries;    // [rows padded to LANES][head], where there are tiles
 
   void begin(int64_t head) {
     const int64_t count = static_cast<int64_t>(rows.size());
     sums.assign(padded(count, LANES) * head, 0.0f);
     maxima.assign(count, NOTHING);
     totals.assign(count, 0.0f);
+#if defined(__AMX_BF16__)
     queries.assign(padded(count, LANES) * head, 0);
     for (int64_t row = 0; row < count; row++)
       std::memcpy(queries.data() + row * head, rows[row].numbers, head * sizeof(typename Kind::Number));
+#endif
   }
 
   // Takes over some of another's queries where that has come to. Tiles go over sixteen rows at once: so what one sequence

@@ -100,8 +100,10 @@ static Kept kept_of(const std::vector<Token>& found, float edge, const Odds& odd
     if (mass < least) break;
     kept.mass += mass;
   }
-  kept.enough = edge == IMPOSSIBLE || (keep.top_k ? static_cast<int64_t>(found.size()) == keep.top_k : all >= limit) ||
-                (!(keep.top_k && keep.top_p < 1) && odds.weight(edge) * odds.row.unit < least);
+  // The likeliest token is always kept. An edge that is as high was no use.
+  const bool beyond = keep.top_k ? static_cast<int64_t>(found.size()) == keep.top_k : all >= limit;
+  const bool below = !(keep.top_k && keep.top_p < 1) && odds.weight(edge) * odds.row.unit < least;
+  kept.enough = edge == IMPOSSIBLE || (kept.count > 0 && (beyond || below));
   return kept;
 }
 

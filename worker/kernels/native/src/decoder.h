@@ -83,6 +83,7 @@ class Run {
     low_ = low_memory_.at_least(rows * widest);
     scales_ = scale_memory_.at_least(rows);
     parts_.cut(step, model);
+    if (step.readings) *step.readings = static_cast<int64_t>(parts_.readings.size());
     watch_.ended(PREPARE);
     embed(team, step, model);
     watch_.ended(EMBED);
@@ -191,7 +192,7 @@ class Run {
       Number* to = queries_ + row * heads_stride_ + head * head_;
       for (int64_t d = 0; d < head_; d += LANES) Kind::store16(to + d, load(key + d));
     }
-    V finite = splat(0.0f);  // NaN if anything that pages hold is not
+    V finite = splat(0.0f);  // NaN if anything is not that pages of numbers would hold
     for (int64_t head = 0; head < model.kv_heads; head++, from += size) {
       turn(model, layer, position, from, layer.k_norm, key);
       const float* values = from + model.kv_heads * size;

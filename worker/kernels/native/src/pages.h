@@ -31,6 +31,8 @@ struct Chunk {
   const float *key_scales[CHUNK_TILES], *value_scales[CHUNK_TILES];  // [16] each
 };
 
+constexpr float LEAST = 1e-30f;  // what is less counts as 0: its 127th part could be less than numbers go
+
 // What numbers are divided by to be -127 to 127: 0 where all are 0 (or as good as), NaN where one is not finite.
 static inline float scale_of(const float* numbers, int64_t count) {
   const V zero = splat(0.0f);
@@ -40,7 +42,8 @@ static inline float scale_of(const float* numbers, int64_t count) {
     most = larger(most, larger(v, sub(zero, v)));
     finite = add(finite, sub(v, v));
   }
-  return any_nan(finite) ? __builtin_nanf("") : highest(most) / 127.0f;
+  const float top = highest(most);
+  return any_nan(finite) ? __builtin_nanf("") : top > LEAST ? top / 127.0f : 0.0f;
 }
 
 // Rounds to nearest, ties to even. Where a scale tells no more of them than that they are 0, or not finite, they are 0.

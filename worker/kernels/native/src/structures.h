@@ -51,4 +51,5 @@ struct Step {
   int64_t logits_stride;
   uint8_t* damaged;  // [sequences]: set to 1 where a key or value is not finite
   int64_t* nanoseconds;  // [SECTIONS], see watch.h; null: not measured
+  int64_t* readings;     // set to how many readings attention took in each layer, see parts.h; null: not told
 };

@@ -16,8 +16,12 @@ static void use_attention_tiles() {
   _tile_loadconfig(&config);
 }
 
+// Tiles are loaded behind the compiler's back: what was stored for them must be in memory.
+static inline void written() { asm volatile("" ::: "memory"); }
+
 static inline void score_tiles(const uint16_t* queries, const uint16_t* const* keys, int tiles, int64_t head,
                                float* scores) {
+  written();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -47,6 +51,7 @@ static inline void score_tiles(const uint16_t* queries, const uint16_t* const* k
 
 static inline void gather_tiles(const uint16_t* likelihoods, const uint16_t* const* values, int tiles, int64_t head,
                                 float* sums) {
+  written();
   for (int64_t d = 0; d < head; d += 32) {
     _tile_loadd(0, sums + d, head * 4);
     _tile_loadd(1, sums + d + LANES, head * 4);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kinds.h"
+#include "weights.h"
 
 constexpr int TILE_ROWS = 16;
 constexpr int TILE_PAIR = 2 * TILE_ROWS;
@@ -76,9 +77,9 @@ class Behind {
 };
 
 // Tiles 0 to 3 are sums: of rows 0 to 15 for outputs 0 to 15 and 16 to 31, then of rows 16 to 31.
-template <bool both, bool fetch, class Behind>
+template <bool both, bool fetch, class Rest>
 static void sum_tiles(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, float* sums,
-                      const char*& ahead, const NextUnit& next, Behind& behind) {
+                      const char*& ahead, const NextUnit& next, Rest& behind) {
   const int64_t bytes = stride * 2;
   _tile_zero(0);
   _tile_zero(1);
@@ -115,8 +116,8 @@ template <class Use>
 static void tiles_of_rows(const uint16_t* rows, int64_t stride, const uint16_t* weights, int64_t inputs, int64_t first,
                           int64_t past, int64_t skip, const Use& use) {
   use_product_tiles();
-  const NextUnit next(past - first, TILE_PAIR, 2 * TILE_PAIR * TILE_INPUTS);
-  const char* ahead = reinterpret_cast<const char*>(weights + skip * TILE_PAIR * inputs);
+  const NextUnit next(past - first, TILE_PAIR, 2 * UNIT * TILE_INPUTS);
+  const char* ahead = reinterpret_cast<const char*>(weights + skip * UNIT * inputs);
   alignas(64) float sums[2][TILE_PAIR * 32];
   const auto use_sums = [&use](int64_t row, const float* all, int64_t place) {
     use(row, load(all + place * 32), load(all + place * 32 + LANES));

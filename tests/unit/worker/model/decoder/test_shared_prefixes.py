@@ -79,3 +79,26 @@ def test_what_is_not_finite_stays_in_its_sequence(saved: Callable[[str], Path], 
         assert torch.equal(got[others], expected[others])
         made.model.pages[:, own] = kept
     assert torch.equal(made.forward(rows), expected)
+
+
+@pytest.mark.skipif(not NATIVE, reason="no compiler was found when the package was installed")
+def test_as_many_are_read_for_together_as_fill_a_tile(saved: Callable[[str], Path]) -> None:
+    """Six heads, two of keys and values: three queries of each sequence, five sequences in a tile of sixteen."""
+    made = load(saved("llama"), next(iter(NATIVE.values())))
+    free = shuffled(made)
+    prefix = fresh(made, PREFIX, free)
+    tiny.feed(made, prefix, len(PREFIX))
+    assert made.readings == [7]  # of 144 rows, 21 at a time
+    texts = [fresh(made, [*PREFIX, 5, index], free) for index in range(11)]
+    for text in texts:
+        text.table[:9], text.done = prefix.table, len(PREFIX)
+    loner = fresh(made, tiny.tokens(40), free)
+    loner.done = 39
+    rows = [text.next(1) for text in texts]
+    for some, readings in ((rows[:1], 1), (rows[:5], 1), (rows[:6], 2), (rows, 3), ([*rows, loner.next(1)], 4)):
+        made.forward(some)
+        assert made.readings == [readings]
+    for text in texts:
+        text.table[3] = free.pop()  # less than a chunk is the same
+    made.forward(rows)
+    assert made.readings == [11]
