@@ -18,7 +18,10 @@ PAGES = (
     "CONTRIBUTING.md",
     "deploy/README.md",
     "bench/peers/README.md",
+    "bench/results/2026-11-30-kernels.md",
+    "bench/results/2026-11-30-path.md",
     "bench/results/2026-11-30-peers.md",
+    "bench/results/2026-11-30-tune.md",
 )
 
 
