@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from worker.kernels.native.library import Native, NativeUnavailableError, best
+from worker.model.decoder import runner as decoder
+from worker.model.decoder.config import NotFused
 from worker.model.decoder.native import NativeModel, padded
 from worker.model.decoder.runner import DecoderRunner
 from worker.model.decoder.weights import DecoderWeights, LayerWeights
 from worker.model.errors import ModelUnsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from worker.model.decoder.config import DecoderShape
+    from worker.model.loader import ModelFiles
+    from worker.step import Runner
+
+BLOCK_SIZE: Final = 16
 
 
 def chosen_kernels(kernels: str, threads: int) -> Native | None:
@@ -30,6 +38,42 @@ def chosen_kernels(kernels: str, threads: int) -> Native | None:
         return Native(kernels, threads)
     except NativeUnavailableError as error:
         raise ModelUnsupported(f"--kernels {kernels}: {error}") from error
+
+
+def runner_of(
+    files: ModelFiles,
+    native: Native | None,
+    blocks: int,
+    note: Callable[[str], None],
+    *,
+    eight_bit_pages: bool = False,
+) -> tuple[Runner, str]:
+    """A runner as a worker has it, and its name: the fused decoder or, where it can't be that, transformers.
+
+    Raises:
+        ModelUnsupported: K/V in eight bits, which only the fused decoder has.
+    """
+    reason = "there are no native kernels"
+    if native is not None:
+        try:
+            fused = decoder.load(
+                files,
+                native,
+                num_blocks=blocks,
+                block_size=BLOCK_SIZE,
+                progress=note,
+                eight_bit_pages=eight_bit_pages,
+            )
+        except NotFused as refused:
+            reason = str(refused)
+        else:
+            return fused, "fused decoder, K/V int8" if eight_bit_pages else "fused decoder"
+    if eight_bit_pages:
+        raise ModelUnsupported(f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {reason}")
+    note(f"not by the fused decoder: {reason}")
+    from worker.model import hf  # takes seconds, because it brings transformers' models along
+
+    return hf.load(files, num_blocks=blocks, block_size=BLOCK_SIZE, progress=note), "transformers"
 
 
 def made_up(

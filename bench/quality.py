@@ -17,25 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from tokenizers import Tokenizer
 
-from bench.kernels_model import chosen_kernels
+from bench.kernels_model import BLOCK_SIZE, chosen_kernels, runner_of
 from bench.machine import describe_machine
 from worker.model import loader
-from worker.model.decoder import runner as decoder
-from worker.model.decoder.config import NotFused
-from worker.model.errors import ModelUnsupported
 from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from worker.kernels.native.library import Native
     from worker.model.loader import ModelFiles
     from worker.step import Runner
 
 TEXT: Final = Path(__file__).parent / "data" / "quality.txt"
 """Our own words, so that no model has read them, and no change of the docs changes them."""
 REFERENCE: Final = "float32"
-BLOCK_SIZE: Final = 16
 TOGETHER: Final = 16
 """Prompts that are continued at once. What becomes of one does not depend on the others."""
 SCORED_AT_ONCE: Final = 128
@@ -124,7 +119,7 @@ def run_quality(config: QualityConfig, note: Callable[[str], None]) -> dict[str,
         if task.longest > files.context_length:
             raise ValueError(f"{files.name} has {files.context_length} positions, too few for {task.longest} tokens")
         eight_bit_pages = config.kv_dtype == "int8" and dtype != REFERENCE
-        runner, by = load(files, native, task.blocks, note, eight_bit_pages=eight_bit_pages)
+        runner, by = runner_of(files, native, task.blocks, note, eight_bit_pages=eight_bit_pages)
         found[dtype] = measure(runner, task, partial(_note, note, dtype)), by
         del runner
         gc.collect()  # before the next one is read
@@ -171,42 +166,6 @@ def cut(text: str, files: ModelFiles, config: QualityConfig) -> Task:
         prompts=tuple(front + ids[start : start + config.prompt_tokens] for start in starts),
         new=config.new,
     )
-
-
-def load(
-    files: ModelFiles,
-    native: Native | None,
-    blocks: int,
-    note: Callable[[str], None],
-    *,
-    eight_bit_pages: bool = False,
-) -> tuple[Runner, str]:
-    """A runner as a worker has it, and its name: the fused decoder or, where it can't be that, transformers.
-
-    Raises:
-        ModelUnsupported: K/V in eight bits, which only the fused decoder has.
-    """
-    reason = "there are no native kernels"
-    if native is not None:
-        try:
-            fused = decoder.load(
-                files,
-                native,
-                num_blocks=blocks,
-                block_size=BLOCK_SIZE,
-                progress=note,
-                eight_bit_pages=eight_bit_pages,
-            )
-        except NotFused as refused:
-            reason = str(refused)
-        else:
-            return fused, "fused decoder, K/V int8" if eight_bit_pages else "fused decoder"
-    if eight_bit_pages:
-        raise ModelUnsupported(f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {reason}")
-    note(f"not by the fused decoder: {reason}")
-    from worker.model import hf  # takes seconds, because it brings transformers' models along
-
-    return hf.load(files, num_blocks=blocks, block_size=BLOCK_SIZE, progress=note), "transformers"
 
 
 def measure(runner: Runner, task: Task, note: Callable[[str], None]) -> Likeness:
