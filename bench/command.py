@@ -16,7 +16,7 @@ import grpc.aio
 from bench.kernels_command import kernels
 from bench.machine import describe_machine
 from bench.offline_command import engine, peers
-from bench.params import LengthsParam, LevelsParam
+from bench.params import OUT, PLOT, LengthsParam, LevelsParam
 from bench.path_command import path
 from bench.quality_command import quality
 from bench.runner import measure, warm_up
@@ -65,14 +65,8 @@ class BenchConfig:
 @click.option("--prompts", type=click.Choice(PROMPT_KINDS), default="random", show_default=True, help="Of what.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same prompts.")
 @click.option("--target", default="", help="HOST:PORT of a running gateway. Default: a fleet of its own.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="bench-results",
-    show_default=True,
-    help="Folder.",
-)
-@click.option("--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format.")
+@OUT
+@PLOT
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @fleet_options(workers=1, grpc_port=0)
 @click.pass_context

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench.offline_command import CACHE, JSON, THREADS, cache_folder
-from bench.params import LevelsParam
+from bench.params import OUT, LevelsParam
 from ops.console import emit, emit_json, note
 from ops.show import print_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DTYPES = ("bfloat16", "float32", "int8")
 
@@ -31,13 +33,6 @@ class DtypesParam(click.ParamType[tuple[str, ...]]):
         return names
 
 
-OUT = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="bench-results",
-    show_default=True,
-    help="Folder.",
-)
 KERNELS = click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from bench.offline import LOADS, BadAnswerError, Load
+from bench.params import OUT, PLOT
 from ops.console import INTERRUPTED, emit, emit_json, note
 from ops.show import print_table
 
@@ -106,14 +107,8 @@ def engine(
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are over these.")
 @click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
 @click.option("--turn-limit", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds, a workload.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="bench-results",
-    show_default=True,
-    help="Folder.",
-)
-@click.option("--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format.")
+@OUT
+@PLOT
 @THREADS
 @CACHE
 @SEED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -33,3 +34,15 @@ class LevelsParam(click.ParamType[tuple[int, ...]]):
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             self.fail(f"{value!r} is no list of positive numbers", param, ctx)
         return tuple(int(part) for part in parts)
+
+
+OUT = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="bench-results",
+    show_default=True,
+    help="Folder.",
+)
+PLOT = click.option(
+    "--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format."
+)

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from bench.kernels_command import KERNELS, OUT, DtypesParam, write
+from bench.kernels_command import KERNELS, DtypesParam, write
 from bench.offline_command import CACHE, JSON, THREADS, cache_folder
+from bench.params import OUT
 from ops.console import emit, emit_json, note
 from ops.show import print_table
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from bench.offline_command import CACHE, JSON, SEED, THREADS, cache_folder
-from bench.params import LevelsParam
+from bench.params import OUT, PLOT, LevelsParam
 from ops.console import emit, emit_json, note
 from ops.show import print_table
 
@@ -49,14 +49,8 @@ class BlockSizesParam(LevelsParam):
 @click.option("--dtype", default="auto", show_default=True, help="As of a worker.")
 @click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
 @click.option("--kv-tokens", type=click.IntRange(min=1024), default=32768, show_default=True, help="As of a worker.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="bench-results",
-    show_default=True,
-    help="Folder.",
-)
-@click.option("--plot", type=click.Choice(["png", "svg", "none"]), default="png", show_default=True, help="Format.")
+@OUT
+@PLOT
 @THREADS
 @CACHE
 @SEED
