@@ -17,7 +17,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "incarnation", "model", "fingerprint", "state", "device", "dtype", "block_size", "context_length", "kv_tokens", "max_running", "running", "waiting", "blocks_free", "blocks_cached", "blocks_used", "metrics", "heartbeat_age_ms")
+    __slots__ = ("id", "incarnation", "model", "fingerprint", "state", "device", "dtype", "block_size", "context_length", "kv_tokens", "max_running", "running", "waiting", "blocks_free", "blocks_cached", "blocks_used", "metrics", "heartbeat_age_ms", "prefill_tokens_per_s", "step_ms", "sequence_ms", "fetch_tokens_per_s", "index")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,11 @@ class Worker(_message.Message):
     BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: str
     model: str
@@ -54,7 +59,12 @@ class Worker(_message.Message):
     blocks_used: int
     metrics: str
     heartbeat_age_ms: int
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., context_length: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_used: _Optional[int] = ..., metrics: _Optional[str] = ..., heartbeat_age_ms: _Optional[int] = ...) -> None: ...
+    prefill_tokens_per_s: float
+    step_ms: float
+    sequence_ms: float
+    fetch_tokens_per_s: float
+    index: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., context_length: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_used: _Optional[int] = ..., metrics: _Optional[str] = ..., heartbeat_age_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_ms: _Optional[float] = ..., sequence_ms: _Optional[float] = ..., fetch_tokens_per_s: _Optional[float] = ..., index: _Optional[str] = ...) -> None: ...
 
 class GetQueuesRequest(_message.Message):
     __slots__ = ()
@@ -79,3 +89,89 @@ class Queue(_message.Message):
     oldest_age_ms: int
     stream: str
     def __init__(self, worker: _Optional[str] = ..., undelivered: _Optional[int] = ..., pending: _Optional[int] = ..., oldest_age_ms: _Optional[int] = ..., stream: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("route", "worker", "stolen_from", "state", "attempt", "prompt_tokens", "cached_tokens", "started")
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STOLEN_FROM_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    route: RouteRecord
+    worker: str
+    stolen_from: str
+    state: str
+    attempt: int
+    prompt_tokens: int
+    cached_tokens: int
+    started: bool
+    def __init__(self, route: _Optional[_Union[RouteRecord, _Mapping]] = ..., worker: _Optional[str] = ..., stolen_from: _Optional[str] = ..., state: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., started: _Optional[bool] = ...) -> None: ...
+
+class RouteRecord(_message.Message):
+    __slots__ = ("request_id", "policy", "index", "prompt_tokens", "answer_tokens", "candidates", "chosen", "decided_unix_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    policy: str
+    index: str
+    prompt_tokens: int
+    answer_tokens: int
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    chosen: int
+    decided_unix_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., index: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ..., decided_unix_ms: _Optional[int] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("worker", "incarnation", "held_tokens", "stored_tokens", "jobs", "tokens", "prefill_tokens", "prefill_tokens_per_s", "step_ms", "sequence_ms", "fetch_tokens_per_s", "max_running", "kv_tokens", "wait_s", "prefill_s", "fetch_s", "decode_s", "verdict")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: str
+    held_tokens: int
+    stored_tokens: int
+    jobs: int
+    tokens: int
+    prefill_tokens: int
+    prefill_tokens_per_s: float
+    step_ms: float
+    sequence_ms: float
+    fetch_tokens_per_s: float
+    max_running: int
+    kv_tokens: int
+    wait_s: float
+    prefill_s: float
+    fetch_s: float
+    decode_s: float
+    verdict: str
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., held_tokens: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., jobs: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_ms: _Optional[float] = ..., sequence_ms: _Optional[float] = ..., fetch_tokens_per_s: _Optional[float] = ..., max_running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., verdict: _Optional[str] = ...) -> None: ...

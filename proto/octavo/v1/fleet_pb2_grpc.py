@@ -44,6 +44,11 @@ class FleetStub:
                 request_serializer=octavo_dot_v1_dot_fleet__pb2.GetQueuesRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_fleet__pb2.GetQueuesResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/octavo.v1.Fleet/Explain',
+                request_serializer=octavo_dot_v1_dot_fleet__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_fleet__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -61,6 +66,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a job went where it went, and what it found there. NOT_FOUND when the job is unknown or its retention is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetQueues,
                     request_deserializer=octavo_dot_v1_dot_fleet__pb2.GetQueuesRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_fleet__pb2.GetQueuesResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=octavo_dot_v1_dot_fleet__pb2.ExplainRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_fleet__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +146,33 @@ class Fleet:
             '/octavo.v1.Fleet/GetQueues',
             octavo_dot_v1_dot_fleet__pb2.GetQueuesRequest.SerializeToString,
             octavo_dot_v1_dot_fleet__pb2.GetQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Fleet/Explain',
+            octavo_dot_v1_dot_fleet__pb2.ExplainRequest.SerializeToString,
+            octavo_dot_v1_dot_fleet__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
