@@ -14,11 +14,10 @@ from worker.sequence import Request
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
-
     from octavo.v1 import inference_pb2
     from worker.detokenize import TextStream
     from worker.engine import Engine
+    from worker.sampling.draw import Logits
     from worker.step import Runner, StepRow
 
 
@@ -43,7 +42,7 @@ class TimedRunner:
         self._runner = runner
         self._clock = clock
 
-    def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+    def forward(self, rows: Sequence[StepRow]) -> Logits:
         begin = time.perf_counter()
         logits = self._runner.forward(rows)
         self._clock.add("model", begin)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from worker.model.loader import ModelFiles
+    from worker.sampling.draw import Logits
     from worker.step import Runner
 
 TEXT: Final = Path(__file__).parent / "data" / "quality.txt"
@@ -263,7 +264,8 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} can't be read: {error}") from error
 
 
-def _numbers(logits: torch.Tensor) -> torch.Tensor:
-    if not logits.isfinite().all():
+def _numbers(logits: Logits) -> torch.Tensor:
+    numbers = torch.as_tensor(logits)
+    if not numbers.isfinite().all():
         raise NotFinite("the model's logits are not finite")
-    return logits
+    return numbers

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from worker.detokenize import TextStream
     from worker.params import StopParams
-    from worker.sampling.draw import Draw, Drawn, Sampler, Score, TokenLogprobs
+    from worker.sampling.draw import Draw, Drawn, Logits, Sampler, Score, TokenLogprobs
     from worker.step import StepRow
 
 BANK = 64
@@ -76,13 +76,13 @@ class TimedSampler:
         self._sampler = sampler
         self._clock = clock
 
-    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    def draw(self, logits: Logits, draws: Sequence[Draw]) -> list[Drawn]:
         begin = time.perf_counter()
         drawn = self._sampler.draw(logits, draws)
         self._clock.add("sampler", begin)
         return drawn
 
-    def score(self, logits: torch.Tensor, scores: Sequence[Score]) -> list[TokenLogprobs]:
+    def score(self, logits: Logits, scores: Sequence[Score]) -> list[TokenLogprobs]:
         begin = time.perf_counter()
         scored = self._sampler.score(logits, scores)
         self._clock.add("sampler", begin)

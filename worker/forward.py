@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from worker.sampling.draw import Score
 from worker.scheduling.plan import Scheduled
 from worker.step import StepRow
@@ -28,7 +26,8 @@ if TYPE_CHECKING:
     from worker.step import Runner
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
-"""What a RuntimeError of torch's says on a CPU."""
+"""What a RuntimeError of torch's says on a CPU. For other devices it has a class, which is known by its name here: a
+runner need not bring torch along."""
 
 
 class Result(NamedTuple):
@@ -174,9 +173,11 @@ def _causes(failure: BaseException) -> Iterator[BaseException]:
 
 
 def _is_out_of_memory(failure: BaseException) -> bool:
-    if isinstance(failure, MemoryError | torch.OutOfMemoryError):
+    if isinstance(failure, MemoryError):
         return True
-    return isinstance(failure, RuntimeError) and any(text in str(failure) for text in OUT_OF_MEMORY)
+    if not isinstance(failure, RuntimeError):
+        return False
+    return type(failure).__name__ == "OutOfMemoryError" or any(text in str(failure) for text in OUT_OF_MEMORY)
 
 
 def _described(failure: Exception) -> str:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
-    from worker.sampling.draw import TokenLogprobs
+    from worker.sampling.draw import Logits, TokenLogprobs
     from worker.scheduling.block import Event
     from worker.sequence import Finish
 
@@ -53,7 +51,7 @@ class Runner(Protocol):
     def num_blocks(self) -> int:
         """Blocks in the cache; ids are 0 to ``num_blocks - 1``."""
 
-    def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
+    def forward(self, rows: Sequence[StepRow]) -> Logits:
         """Run one step: write the rows' keys and values into their pages, attend to all positions before.
 
         Returns the logits, float32 ``[sum of the rows' logits, vocab_size]``, in the order of rows and positions; they

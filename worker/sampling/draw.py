@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from worker.params import SamplingParams
     from worker.sampling.penalties import TokenCounts
+
+    Logits = torch.Tensor | npt.NDArray[np.float32]
+    """``[rows, vocabulary]``, float32."""
 
 NON_FINITE: Final = "non-finite logits"
 NOTHING_LEFT: Final = "no token can be chosen: all that the model leaves possible are banned"
@@ -72,8 +77,8 @@ class Score:
 class Sampler(Protocol):
     """Implemented by ``worker.sampling.sampler``. Both calls only read the logits, float32 ``[rows, vocabulary]``."""
 
-    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    def draw(self, logits: Logits, draws: Sequence[Draw]) -> list[Drawn]:
         """Choose a token for each draw. A draw's result depends on its own row and fields only."""
 
-    def score(self, logits: torch.Tensor, scores: Sequence[Score]) -> list[TokenLogprobs]:
+    def score(self, logits: Logits, scores: Sequence[Score]) -> list[TokenLogprobs]:
         """Log-probabilities of given tokens. NaN where the row has a NaN or +inf."""

@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 
 from worker.kernels.native.library import address
 from worker.sampling.draw import NON_FINITE, NOTHING_LEFT, Drawn, Score, TokenLogprobs
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from worker.kernels.native.library import Native
     from worker.params import SamplingParams
-    from worker.sampling.draw import Draw
+    from worker.sampling.draw import Draw, Logits
 
     Array = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
@@ -57,13 +56,13 @@ class NativeSampler:
         A token alone in its block, and far likelier than those of the next, has a log-probability near 0. As a float32
         that shows every bit of the other block's sum.
         """
-        logits = torch.full((1024, 128), -torch.inf)
+        logits = np.full((1024, 128), -np.inf, dtype=np.float32)
         logits[:, 0] = 0
-        logits[:, 64:] = torch.linspace(-9, -4, 64 * 1024).view(64, 1024).t()
+        logits[:, 64:] = np.linspace(-9, -4, 64 * 1024, dtype=np.float32).reshape(64, 1024).T
         scored = self.score(logits, [Score(row, 0, 0) for row in range(len(logits))])
         return hashlib.sha256(np.array([one.logprob for one in scored], dtype=np.float32).tobytes()).hexdigest()
 
-    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    def draw(self, logits: Logits, draws: Sequence[Draw]) -> list[Drawn]:
         """As ``worker.sampling.sampler.TorchSampler.draw``, from logits on the CPU."""
         tops = [draw.logprobs for draw in draws]
         starts = [0, *accumulate(count or 0 for count in tops)]
@@ -79,7 +78,7 @@ class NativeSampler:
             for token, about, outcome in zip(tokens, told, found.outcomes.tolist(), strict=True)
         ]
 
-    def score(self, logits: torch.Tensor, scores: Sequence[Score]) -> list[TokenLogprobs]:
+    def score(self, logits: Logits, scores: Sequence[Score]) -> list[TokenLogprobs]:
         """As ``worker.sampling.sampler.TorchSampler.score``, from logits on the CPU."""
         width = logits.shape[1]
         if any(not 0 <= score.token_id < width for score in scores):
@@ -177,16 +176,17 @@ class _Found:
         ]
 
 
-def _sample(native: Native, logits: torch.Tensor, rows: Sequence[int], picks: bytes, tops: int) -> _Found:
+def _sample(native: Native, logits: Logits, rows: Sequence[int], picks: bytes, tops: int) -> _Found:
     count, width = logits.shape
     if rows and not (min(rows) >= 0 and max(rows) < count):
         raise ValueError(f"rows {min(rows)} to {max(rows)} are wanted of {count}")
     found = _Found(len(rows), tops)
+    first, stride = _where(logits)
     native.call(
         "sample",
         _Sampling(
-            logits=address(logits, torch.float32, count, width),
-            stride=logits.stride(0),
+            logits=first,
+            stride=stride,
             vocabulary=width,
             count=len(rows),
             picks=picks,
@@ -199,3 +199,18 @@ def _sample(native: Native, logits: torch.Tensor, rows: Sequence[int], picks: by
         ),
     )
     return found
+
+
+def _where(logits: Logits) -> tuple[int, int]:
+    """The address of the first logit, and how many numbers lie between the beginnings of two rows.
+
+    Raises:
+        ValueError: they aren't float32 in the CPU's memory, or a row's don't lie side by side.
+    """
+    if not isinstance(logits, np.ndarray):
+        import torch  # whoever passes a tensor has loaded it
+
+        return address(logits, torch.float32, *logits.shape), logits.stride(0)
+    if logits.dtype != np.float32 or (logits.shape[1] > 1 and logits.strides[1] != logits.itemsize):
+        raise ValueError(f"{logits.dtype} {list(logits.shape)} is no float32, or a row of it is not contiguous")
+    return logits.ctypes.data, logits.strides[0] // logits.itemsize

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from worker.kernels.native.library import Native
-    from worker.sampling.draw import Draw, Score
+    from worker.sampling.draw import Draw, Logits, Score
 
 AT_ONCE: Final = MOST_ROWS
 """Draws, or scores, that are made at once. It bounds the buffers too, which hold a row for each of them at most."""
@@ -52,7 +52,7 @@ class TorchSampler:
         """SHA-256 (hex) of what decides the bits of its results, beside what it is given."""
         return self._scanner.digest
 
-    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    def draw(self, logits: Logits, draws: Sequence[Draw]) -> list[Drawn]:
         """Choose a token for each draw, from float32 ``[rows, vocabulary]`` on any device.
 
         A token with logit -inf is never chosen. A row with a NaN or +inf, or nothing but -inf, or of which all is
@@ -60,13 +60,13 @@ class TorchSampler:
         """
         with torch.inference_mode():
             parts = (draws[start : start + AT_ONCE] for start in range(0, len(draws), AT_ONCE))
-            return [drawn for part in parts for drawn in self._draw(logits, part)]
+            return [drawn for part in parts for drawn in self._draw(torch.as_tensor(logits), part)]
 
-    def score(self, logits: torch.Tensor, scores: Sequence[Score]) -> list[TokenLogprobs]:
+    def score(self, logits: Logits, scores: Sequence[Score]) -> list[TokenLogprobs]:
         """Log-probabilities of given tokens; -inf of one that can't be chosen, NaN in a row that is no distribution."""
         with torch.inference_mode():
             parts = (scores[start : start + AT_ONCE] for start in range(0, len(scores), AT_ONCE))
-            return [scored for part in parts for scored in self._score(logits, part)]
+            return [scored for part in parts for scored in self._score(torch.as_tensor(logits), part)]
 
     def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         batch = Batch(draws, logits.shape[1])
