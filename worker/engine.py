@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from worker.live import LiveChoice
     from worker.params import StopParams
     from worker.sampling.draw import Draw, Drawn, Sampler
+    from worker.scheduling.block import Event
     from worker.scheduling.scheduler import Scheduler
     from worker.sequence import Request
     from worker.step import Output, Runner
@@ -113,8 +114,14 @@ class Engine:
             choice = self._choices.get(entry.sequence)
             if choice is not None:  # else its request has just failed
                 outputs += self._apply(choice, result)
-        stats = StepStats(**self._figures(), tokens=schedule.num_tokens, sequences=len(schedule.entries))
-        return StepOutput(tuple(outputs), stats, tuple(ran.failures), self._scheduler.pool.take_events())
+        entries = schedule.entries
+        decoded = sum([entry.num_tokens == 1 for entry in entries])
+        stats = StepStats(**self._figures(), tokens=schedule.num_tokens, sequences=len(entries), decoded=decoded)
+        return StepOutput(tuple(outputs), stats, tuple(ran.failures), self.take_events())
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What became of the pool's offers since the last step or call: aborts between steps may evict."""
+        return self._scheduler.pool.take_events()
 
     def stats(self) -> EngineStats:
         """The present state and the running totals. Between steps, like every other call."""

@@ -121,6 +121,8 @@ class StepStats(EngineStats):
     """Tokens scheduled for this step. Fewer were computed where memory ran out or the model failed."""
     sequences: int
     """Sequences that took part in it."""
+    decoded: int
+    """Those of them that got one token. The other tokens are of prompts, or are recomputed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.engine import Engine
+    from worker.scheduling.block import Event
     from worker.sequence import Request
     from worker.step import EngineStats, StepOutput
 
@@ -50,6 +51,8 @@ class Stepped(NamedTuple):
     began: float = 0.0
     ended: float = 0.0
     """Of the step, on the monotonic clock."""
+    events: tuple[Event, ...] = ()
+    """Without an output: what became of the pool's offers since the last step."""
 
 
 class Stepper:
@@ -109,12 +112,13 @@ class Stepper:
                 self.step_began = None
                 stepped = Stepped(output.stats, seen, refused, output, began, time.monotonic())
                 self._idle = False
-            elif refused or not self._idle:
-                self._engine.check_integrity()
-                stepped = Stepped(self._engine.stats(), seen, refused)
-                self._idle = True
             else:
-                continue
+                events = self._engine.take_events()
+                if self._idle and not refused and not events:
+                    continue
+                self._engine.check_integrity()
+                stepped = Stepped(self._engine.stats(), seen, refused, events=events)
+                self._idle = True
             with self._lock:
                 self._untaken += 1
             with suppress(RuntimeError):  # the event loop is closed: nobody is there to be told

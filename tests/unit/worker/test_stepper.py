@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.worker.test_journal import make_output
 from worker.params import AdmissionError, SamplingParams, StopParams
+from worker.scheduling.block import Event, EventKind
 from worker.sequence import Request
 from worker.step import EngineStats, StepOutput, StepStats
 from worker.stepper import AHEAD, Refused, Stepped, Stepper
@@ -30,6 +31,7 @@ class Scripted:
         self.allowed = threading.Semaphore(0)
         self.in_step = threading.Semaphore(0)
         self.fails = False
+        self.events: tuple[Event, ...] = ()
 
     @property
     def has_work(self) -> bool:
@@ -53,7 +55,12 @@ class Scripted:
             raise RuntimeError("broken")
         self.calls.append("step")
         outputs = tuple(make_output(request_id=request_id) for request_id in self.running)
-        return StepOutput(outputs, StepStats(*[0] * 10, tokens=len(outputs), sequences=len(outputs)))
+        count = len(outputs)
+        return StepOutput(outputs, StepStats(*[0] * 10, tokens=count, sequences=count, decoded=count))
+
+    def take_events(self) -> tuple[Event, ...]:
+        events, self.events = self.events, ()
+        return events
 
     def stats(self) -> EngineStats:
         return EngineStats(*[0] * 10)
@@ -171,6 +178,23 @@ async def test_idleness_is_told_once_and_accounts_are_checked() -> None:
         await w.in_step()
         assert (await w.step()).output is not None
         assert w.engine.calls.count("check") == 1
+
+
+async def test_what_an_idle_pool_gives_up_is_told() -> None:
+    """An abort after the last step may evict: nobody would hear of it before the next job."""
+    async with world() as w:
+        w.stepper.add(request("a", 1))
+        await w.in_step()
+        w.stepper.abort("a")
+        w.engine.events = (Event(EventKind.CLEARED),)
+        await w.step()
+        w.stepper.taken()
+        idle = await w.told.get()
+        assert (idle.output, idle.events) == (None, (Event(EventKind.CLEARED),))
+        w.stepper.taken()
+        w.engine.events = (Event(EventKind.CLEARED),)
+        w.stepper.abort("a")  # wakes the thread
+        assert (await w.told.get()).events == (Event(EventKind.CLEARED),)
 
 
 async def test_what_the_engine_raises_ends_the_thread() -> None:
