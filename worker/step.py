@@ -63,6 +63,26 @@ class Runner(Protocol):
         """Copy whole blocks, ``(from, to)`` each. No block is both copied from and copied to in one call."""
 
 
+class PageMemory(Protocol):
+    """A runner's pages as bytes: what a block holds leaves it, and comes back, to the bit. All runners of
+    ``worker.model`` have this too."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one block, in all layers."""
+
+    @property
+    def page_layout(self) -> str:
+        """Names how keys and values lie in these bytes, and their dtype: with it and the same fingerprint they mean the
+        same everywhere."""
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """What these blocks hold, ``page_bytes`` each, copied."""
+
+    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
+        """Make these blocks hold that. Raises ValueError, and writes nothing, for a payload of another size."""
+
+
 class Output(NamedTuple):
     """What one step produced for one choice of a request: a token, or the news that it has failed."""
 

@@ -79,6 +79,30 @@ class PagedAttention:
             for pool in self._pools:
                 pool.index_copy_(1, target, pool.index_select(1, source))
 
+    @property
+    def page_bytes(self) -> int:
+        """Of a block, in all layers."""
+        return sum(pool[:, 0].numel() * pool.itemsize for pool in self._pools)
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """What these blocks hold: pool by pool, layer by layer."""
+        # Numbers of sixteen bits have no counterpart in numpy, so bytes it is.
+        return [
+            b"".join(pool[:, block].contiguous().view(torch.uint8).cpu().numpy().tobytes() for pool in self._pools)
+            for block in blocks
+        ]
+
+    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
+        """Makes these blocks hold that. ValueError for a payload of another size than ``page_bytes``."""
+        if any(len(payload) != self.page_bytes for payload in payloads):
+            raise ValueError(f"a page of this model has {self.page_bytes} bytes")
+        for block, payload in zip(blocks, payloads, strict=True):
+            rest = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            for pool in self._pools:
+                place = pool[:, block]
+                own, rest = rest.split([size := place.numel() * pool.itemsize, len(rest) - size])
+                place.copy_(own.view(self.dtype).view(place.shape))
+
     def damaged(self, plan: StepPlan) -> list[int]:
         """The rows of a step that left a key or value in their pages, in any layer, that is not finite.
 

@@ -114,6 +114,26 @@ class HfRunner:
         """Copies whole blocks of all layers, ``(from, to)`` each."""
         self.attention.copy_blocks(pairs)
 
+    @property
+    def page_bytes(self) -> int:
+        """Of a block, in all layers."""
+        return self.attention.page_bytes
+
+    @property
+    def page_layout(self) -> str:
+        """Of the pages of `PagedAttention`."""
+        return f"{LAYOUT} {self.attention.dtype} {self.attention.device.type}"
+
+    @torch.inference_mode()
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """What these blocks hold."""
+        return self.attention.read_blocks(blocks)
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
+        """Makes these blocks hold that. ValueError for a payload of another size than ``page_bytes``."""
+        self.attention.write_blocks(blocks, payloads)
+
 
 class _BoundStep:
     """A step's plan together with the pages: what the attention layers get."""

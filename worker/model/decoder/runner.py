@@ -74,12 +74,24 @@ class DecoderRunner:
         self._run = native.new_run()
         """What steps work in, kept from step to step."""
         self._logits = torch.empty(0, 1)
+        self._bytes: npt.NDArray[np.uint8] = model.pages.view(torch.uint8).numpy()
+        """``[layers, blocks, bytes of a block]``: the pages themselves."""
 
     @property
     def bytes_per_token(self) -> int:
         """Of keys and values, in all layers."""
         pages = self.model.pages
         return pages.shape[0] * pages.shape[2] * pages.itemsize // self.block_size
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a block, in all layers."""
+        return self.bytes_per_token * self.block_size
+
+    @property
+    def page_layout(self) -> str:
+        """The kernels of all levels lay the same numbers out alike."""
+        return f"{LAYOUT} {self.model.pages_dtype}"
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         """Runs one step; returns float32 logits ``[sum of the rows' logits, vocab_size]``, in order. They hold until
@@ -142,6 +154,17 @@ class DecoderRunner:
         """Copies whole blocks of all layers, ``(from, to)`` each."""
         sources, targets = (torch.tensor(column) for column in zip(*pairs, strict=True))
         self.model.pages[:, targets] = self.model.pages[:, sources]
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """What these blocks hold: layer by layer, as it lies in memory."""
+        return [self._bytes[:, block].tobytes() for block in blocks]
+
+    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
+        """Makes these blocks hold that. ValueError for a payload of another size than ``page_bytes``."""
+        if any(len(payload) != self.page_bytes for payload in payloads):
+            raise ValueError(f"a page of this model has {self.page_bytes} bytes")
+        for block, payload in zip(blocks, payloads, strict=True):
+            self._bytes[:, block] = np.frombuffer(payload, np.uint8).reshape(len(self._bytes), -1)
 
     def _room(self, rows: int) -> torch.Tensor:
         """Memory for logits, used again in each step: fresh memory costs more than what is written to it."""
