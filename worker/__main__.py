@@ -128,11 +128,11 @@ async def serve(config: WorkerConfig) -> None:
 
     from kvstore.registry import Registry, new_incarnation
     from worker import assemble
+    from worker.look import look
     from worker.loop import WorkerLoop
     from worker.metrics import WorkerMetrics
-    from worker.model import loader
 
-    loader.look(config.model, dtype=config.dtype, device=config.device)
+    look(config.model, dtype=config.dtype, device=config.device)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import sys
 
-from worker.model import loader
+from worker.model import simulated
 from worker.model.errors import ModelError
+
+
+def look(model: str, *, dtype: str, device: str) -> None:
+    """Raises ModelError where the model is not there, or is of no kind that can be loaded here: without reading it, so
+    at once."""
+    if simulated.is_simulated(model):
+        simulated.look(model, dtype=dtype, device=device)
+        return
+    from worker.model import loader  # takes a second, because it brings torch and transformers along
+
+    loader.look(model, dtype=dtype, device=device)
 
 
 def main(model: str, dtype: str, device: str) -> None:
     """Raises SystemExit with the reason why not."""
     try:
-        loader.look(model, dtype=dtype, device=device)
+        look(model, dtype=dtype, device=device)
     except ModelError as error:
         raise SystemExit(str(error)) from error
 

@@ -12,7 +12,10 @@ import click
 from worker.kernels.native.library import LEVELS
 
 SHARED: Final[dict[str, dict[str, Any]]] = {
-    "--model": {"default": "smollm2-135m", "help": "Directory of safetensors, GGUF file, or smollm2-135m."},
+    "--model": {
+        "default": "smollm2-135m",
+        "help": "Directory of safetensors, GGUF file, smollm2-135m, or simulated[:PREFILL_TOK_S,DECODE_MS].",
+    },
     "--dtype": {
         "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
         "default": "auto",
