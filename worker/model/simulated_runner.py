@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DIGEST: Final = np.dtype("<u8")
 """What a page holds for each position."""
 
-LETTERS: Final = np.frombuffer(b"etaoinshrdlucmfwypvbgketaoinshrdetaoinshetaoineta              ", dtype=np.uint8)
+LETTERS: Final = np.frombuffer(b"etaoinshrdlucmfwypvbgketaoinshrdetaoinshetaoinetaeee            ", dtype=np.uint8)
 """Of 64 equally likely ones: answers look like words."""
 LIKELY: Final = (0.0, -1.0, -2.0, -3.0)
 """Logits of the letters that may come next, the likeliest first. Two ranks may have one letter."""
