@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import CommitGap
 from kvstore.keys import GROUP
-from kvstore.records import Commit
+from kvstore.prefix_index import batches as held_batches
+from kvstore.records import Commit, Committed
 from kvstore.token_log import MAX_PUBLISHED, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvstore.client import Broker
+    from kvstore.prefix_index import HeldChange
     from octavo.v1 import job_pb2
 
 # In the order of the codes in commit.lua.
@@ -21,8 +24,15 @@ _OUTCOMES = (Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED)
 
 
 async def commit(
-    broker: Broker, retention_ms: int, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]
-) -> list[Commit]:
+    broker: Broker,
+    *,
+    retention_ms: int,
+    held_ttl_ms: int,
+    worker: str,
+    incarnation: str,
+    deliveries: Sequence[job_pb2.Delivery],
+    held: HeldChange | None,
+) -> Committed:
     """See ``Jobs.commit``."""
     for delivery in deliveries:
         if not delivery.chunk.token_ids and not delivery.chunk.finish:
@@ -30,20 +40,36 @@ async def commit(
             raise ValueError(f"request {delivery.request_id}: a chunk with neither tokens nor finish")
     keys = broker.keys
     answers: list[Any] = []
-    for batch in batches(deliveries):
-        names = [keys.jobs(worker), keys.load(worker, incarnation)]
-        args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms]
+    count: int | None = None
+    for batch, (added, removed) in calls(deliveries, held):
+        names = [keys.jobs(worker), keys.load(worker, incarnation), keys.held(worker, incarnation)]
+        args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms, added, removed, held_ttl_ms]
         for delivery, data in batch:
             names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
             args += (_described(delivery), data)
-        answers += await broker.script("commit", names, args)
+        count, *some = await broker.script("commit", names, args)
+        answers += some
     gaps: dict[str, dict[int, int]] = defaultdict(dict)
     for delivery, answer in zip(deliveries, answers, strict=True):
         if isinstance(answer, list):
             gaps[delivery.request_id][delivery.chunk.choice] = int(answer[0])
     if gaps:
         raise CommitGap(gaps)
-    return [_OUTCOMES[answer] for answer in answers]
+    return Committed([_OUTCOMES[answer] for answer in answers], count)
+
+
+def calls(
+    deliveries: Sequence[job_pb2.Delivery], held: HeldChange | None
+) -> Iterator[tuple[list[tuple[job_pb2.Delivery, bytes]], tuple[bytes, bytes]]]:
+    """What goes into each script call: deliveries, and hashes added and removed. One, unless there are megabytes of
+    deliveries or thousands of hashes; none for nothing."""
+    changes: list[tuple[bytes, bytes]] = []
+    if held is not None:
+        changes = list(zip_longest(held_batches(held.added), held_batches(held.removed), fillvalue=b""))
+        # What is not a change still asks for the number.
+        changes = changes or [(b"", b"")]
+    for batch, change in zip_longest(batches(deliveries), changes):
+        yield batch or [], change or (b"", b"")
 
 
 def batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_pb2.Delivery, bytes]]]:

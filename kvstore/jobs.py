@@ -30,6 +30,7 @@ from kvstore.records import (
     RECORD_FIELDS,
     Claim,
     Commit,
+    Committed,
     Finished,
     JobRecord,
     JobState,
@@ -38,7 +39,7 @@ from kvstore.records import (
     parse_claim,
     parse_record,
 )
-from kvstore.registry import LEASE_TTL_MS
+from kvstore.registry import HELD_LEASES, LEASE_TTL_MS
 from kvstore.token_log import encode_terminal
 from octavo.v1 import inference_pb2, job_pb2
 
@@ -48,11 +49,13 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from kvstore.client import Broker
+    from kvstore.prefix_index import HeldChange
 
 __all__ = [
     "RETENTION_S",
     "Claim",
     "Commit",
+    "Committed",
     "Entry",
     "Finished",
     "JobRecord",
@@ -71,6 +74,12 @@ RETENTION_S = 600.0
 MAX_DEADLINE_MS = 10**12
 """Some thirty years: keeps sums with the clock exact in a script's doubles."""
 
+MAX_ROUTES = 10_000
+MAX_ROUTES_BYTES = 16 * 2**20
+"""Decisions that are kept for operators, about: as many as the smaller of the two allows."""
+ROUTES_TTL_MS = 24 * 3600 * 1000
+"""After the last of them."""
+
 
 class Jobs:
     """All that happens to a job. Every method raises BrokerError; what else it raises is said there."""
@@ -78,6 +87,7 @@ class Jobs:
     def __init__(self, broker: Broker, *, retention_s: float = RETENTION_S, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
         self._broker = broker
         self._retention_ms = int(retention_s * 1000)
+        self._held_ttl_ms = HELD_LEASES * lease_ttl_ms
         self._reader = EntryReader(broker)
         self._reaper = Reaper(broker, lease_ttl_ms, self._retention_ms)
 
@@ -91,10 +101,15 @@ class Jobs:
         gateway: str,
         deadline_ms: int | None,
         max_queue: int,
+        prefill: int = 0,
+        predicted: int = 0,
+        route: bytes = b"",
     ) -> Submitted:
         """Hands a job to a worker, once.
 
-        ``digest`` names the client's payload; ``deadline_ms`` is the time left, in milliseconds. Raises
+        ``digest`` names the client's payload; ``deadline_ms`` is the time left, in milliseconds. ``predicted`` tokens
+        of the prompt are expected in the worker's cache, ``prefill`` are not and are charged to its load until the
+        job's first delivery; ``route`` is the octavo.v1.RouteRecord of the decision, empty: none is kept. Raises
         RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: submit it
         again or cancel it) and ValueError for a job that no gateway should let through.
         """
@@ -108,11 +123,12 @@ class Jobs:
         args: list[Any] = [
             *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
             *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
-            *(charge(job), prompt, max(job.n, 1)),
+            *(charge(job), prompt, max(job.n, 1), max(prefill, 0), max(predicted, 0)),
+            *(route, min(MAX_ROUTES, MAX_ROUTES_BYTES // max(len(route), 1)), ROUTES_TTL_MS),
         ]
         names = [
             *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
-            keys.load(worker, worker_incarnation),
+            *(keys.load(worker, worker_incarnation), keys.routes),
         ]
         try:
             answer, *details = await self._broker.script("submit", names, args)
@@ -176,8 +192,17 @@ class Jobs:
                 await self._fail_unreadable(entry.request_id, str(error))
         return claims
 
-    async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
+    async def commit(
+        self,
+        worker: str,
+        incarnation: str,
+        deliveries: Sequence[job_pb2.Delivery],
+        held: HeldChange | None = None,
+    ) -> Committed:
         """Writes what steps produced, in one call (more only for megabytes); one result for each delivery, in order.
+
+        ``held`` goes along: what the worker's pool began and ceased to offer. It may come alone; an empty change asks
+        how many blocks the index has.
 
         Each delivery goes to its job's log and to its gateway's channel. A chunk with a finish ends its choice; the
         last choice to end ends the job, which leaves the stream and is refunded. May be repeated freely.
@@ -186,7 +211,15 @@ class Jobs:
         (all others are written; commit them again for their results), ValueError for a chunk with neither tokens nor
         finish (nothing is written).
         """
-        return await commits.commit(self._broker, self._retention_ms, worker, incarnation, deliveries)
+        return await commits.commit(
+            self._broker,
+            retention_ms=self._retention_ms,
+            held_ttl_ms=self._held_ttl_ms,
+            worker=worker,
+            incarnation=incarnation,
+            deliveries=deliveries,
+            held=held,
+        )
 
     async def finish(
         self,

@@ -14,15 +14,25 @@ name                            type                what
                                                     claimed_ms, deadline_ms (Redis clock, absent: none), choices,
                                                     next:<choice> (next token index), end:<choice> (its finish, from
                                                     the worker), open (choices not ended), charge (tokens charged to
-                                                    the load), prompt_tokens, cached_tokens, finish (of the choice that
-                                                    ended last, or from outside), finisher. No TTL until it ended.
+                                                    the load), prefill (prompt tokens charged as not cached, until the
+                                                    first delivery), prompt_tokens, predicted (cached tokens, by the
+                                                    router; 0 once stolen), cached_tokens, route
+                                                    (octavo.v1.RouteRecord), stolen_from (worker), finish (of the
+                                                    choice that ended last, or from outside), finisher. No TTL until
+                                                    it ended.
 ``log:<request>``               stream              token log: field ``d`` = octavo.v1.Deliveries with one delivery.
                                                     Expires with its job.
 ``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, block_size, context_length,
                                                     ... and what the last heartbeat measured.
 ``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms; 0: it left). Also
                                                     names the dead ones until their jobs have been ended.
-``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, tokens.
+``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, tokens; and at
+                                                    its first delivery: prefill (prompt tokens not cached).
+``held:<worker>:<incarnation>`` set with TTL        the first 16 bytes of each BlockHash that the worker's pool offers,
+                                                    closed under prefix. Advice: the pool decides what is a hit.
+``held:...:<replacement>``      set with TTL        what is to take that set's place, while it is written.
+``routes``                      stream with TTL     field ``d`` = octavo.v1.RouteRecord: recent decisions, for replay.
+                                                    Bounded by number and size.
 ``gateway:<incarnation>``       string with TTL     lease of a gateway.
 ``channel:<incarnation>``       pub/sub             to a gateway: octavo.v1.Deliveries. To a worker: a request id that
                                                     was ended from outside. Only a doorbell: the log and the job decide.
@@ -81,6 +91,16 @@ class Keys:
 
     def load(self, worker: str, incarnation: str) -> str:
         return self._name("load", worker, incarnation)
+
+    def held(self, worker: str, incarnation: str) -> str:
+        return self._name("held", worker, incarnation)
+
+    def held_replacement(self, worker: str, incarnation: str, replacement: str) -> str:
+        return self._name("held", worker, incarnation, replacement)
+
+    @property
+    def routes(self) -> str:
+        return self._name("routes")
 
     def gateway(self, incarnation: str) -> str:
         return self._name("gateway", incarnation)

@@ -33,6 +33,16 @@ class Commit(Enum):
     """The job has ended, or belongs to another attempt: drop the sequence."""
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of one commit."""
+
+    outcomes: list[Commit]
+    """Of each delivery, in order."""
+    held_count: int | None
+    """Blocks that the prefix index has for this incarnation after it; None when there was nothing to commit."""
+
+
 class Finished(Enum):
     """What ``finish`` did."""
 
@@ -86,7 +96,15 @@ class JobRecord:
     ends: dict[int, int]
     """How the worker ended choices, by choice: inference_pb2.FinishReason. An end from outside is not in it."""
     prompt_tokens: int
+    predicted: int
+    """Prompt tokens that the router expected in the worker's cache; 0 for a job that was stolen."""
     cached_tokens: int
+    started: bool
+    """It has its first delivery, and with it the true ``cached_tokens``."""
+    route: bytes
+    """octavo.v1.RouteRecord, as it was decided; empty for a job that was submitted without."""
+    stolen_from: str
+    """Worker that the job was taken from last; empty: it is where it was submitted to."""
     finish: int | None
     """inference_pb2.FinishReason once it has ended: of the choice that ended last, or of the end from outside."""
     submitted_ms: int
@@ -97,7 +115,8 @@ class JobRecord:
 
 RECORD_FIELDS = (
     *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
-    *("prompt_tokens", "cached_tokens", "submitted_ms", "deadline_ms", "finish", "choices"),
+    *("prompt_tokens", "predicted", "cached_tokens", "route", "stolen_from"),
+    *("submitted_ms", "deadline_ms", "finish", "choices"),
     *(f"next:{choice}" for choice in range(MAX_CHOICES)),
     *(f"end:{choice}" for choice in range(MAX_CHOICES)),
 )
@@ -169,9 +188,11 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
     if not isinstance(stored, list) or stored[0] is None:
         return None
     state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
-    prompt_tokens, cached_tokens, submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
+    prompt_tokens, predicted, cached_tokens, route, stolen_from, *numbers = numbers
+    submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
     count = int(choices)
-    ends = by_choice[MAX_CHOICES:][:count]
+    past = {choice: int(index or 0) for choice, index in enumerate(by_choice[:count])}
+    ends = {choice: int(end) for choice, end in enumerate(by_choice[MAX_CHOICES:][:count]) if end}
     return JobRecord(
         request_id=request_id,
         state=JobState(state.decode()),
@@ -180,10 +201,14 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         worker=worker.decode(),
         worker_incarnation=worker_incarnation.decode(),
         gateway=gateway.decode(),
-        next={choice: int(index or 0) for choice, index in enumerate(by_choice[:count])},
-        ends={choice: int(end) for choice, end in enumerate(ends) if end},
+        next=past,
+        ends=ends,
         prompt_tokens=int(prompt_tokens),
+        predicted=int(predicted or 0),
         cached_tokens=int(cached_tokens),
+        started=bool(ends) or any(past.values()),
+        route=route or b"",
+        stolen_from=(stolen_from or b"").decode(),
         finish=int(finish) if finish else None,
         submitted_ms=int(submitted_ms),
         remaining_ms=_remaining(deadline_ms, now_ms),

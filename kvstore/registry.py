@@ -9,11 +9,21 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import BrokerError, MalformedValue, WorkerIdTaken
 from kvstore.model_card import ModelCard, card_of, digest, fields_of
+from kvstore.worker_info import (
+    DRAINING,
+    LOAD_FIELDS,
+    READY,
+    Load,
+    Renewed,
+    WorkerInfo,
+    lease_fields,
+    parse_lease,
+    parse_load,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -29,6 +39,7 @@ __all__ = [
     "Load",
     "ModelCard",
     "Registry",
+    "Renewed",
     "WorkerInfo",
     "new_incarnation",
 ]
@@ -37,54 +48,13 @@ logger = logging.getLogger(__name__)
 
 LEASE_TTL_MS = 3000
 HEARTBEAT_S = 1.0
+HELD_LEASES = 4
+"""TTLs of a lease that the set of held blocks lives without being renewed: a worker that was frozen for longer than its
+lease finds it again."""
 MODEL_TTL_MS = 60_000
 MODEL_RENEW_S = 20.0
 
-READY = "ready"
-DRAINING = "draining"
-
 _LEASE_POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A worker's lease: what it is, and what it measured at its last heartbeat."""
-
-    id: str
-    incarnation: str
-    model: str
-    fingerprint: str
-    tokenizer: str = ""
-    """``ModelCard.tokenizer`` of its card: workers that agree on it take the same token ids."""
-    state: str = READY
-    """READY or DRAINING; a draining worker is sent no more jobs."""
-    device: str = "cpu"
-    dtype: str = "float32"
-    block_size: int = 16
-    """Tokens in a block."""
-    context_length: int = 0
-    """Tokens that a prompt and its answer may have together on this worker."""
-    vocab_size: int = 0
-    kv_tokens: int = 0
-    max_running: int = 0
-    running: int = 0
-    waiting: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0
-    blocks_used: int = 0
-    metrics: str = ""
-    """HOST:PORT of the Prometheus endpoint."""
-    heartbeat_age_ms: int = 0
-    """Set by ``Registry.workers``; ignored when written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What routers have charged to a worker and nobody has refunded yet."""
-
-    jobs: int = 0
-    tokens: int = 0
-    """Of prompts and answers, every answer at its maximum."""
 
 
 def new_incarnation() -> str:
@@ -112,20 +82,22 @@ class Registry:
         """Waits and raises as ``register`` does, but takes nothing: for a look before what takes long."""
         await self._until_free(worker, lambda: self._holder(worker))
 
-    async def renew(self, info: WorkerInfo) -> bool:
-        """Heartbeat: extends the lease and writes what ``info`` says. To be repeated every HEARTBEAT_S.
-
-        False: another incarnation holds the id, and this one's writes are refused. A lease that vanished is made
-        again.
+    async def renew(self, info: WorkerInfo) -> Renewed:
+        """Heartbeat: extends the lease and the set of held blocks, and writes what ``info`` says. To be repeated every
+        HEARTBEAT_S. A lease that vanished is made again.
         """
-        return await self._lease(info) is None
+        reply = await self._write_lease(info)
+        return Renewed(True, int(reply[1])) if reply[0] == 1 else Renewed(False, 0)
 
     async def leave(self, worker: str, incarnation: str) -> None:
         """Gives the lease back. Jobs still in the stream are ended by the next ``Jobs.end_orphans``."""
         keys = self._broker.keys
         await self._broker.script(
             "leave",
-            [keys.worker(worker), keys.workers, keys.jobs(worker), keys.load(worker, incarnation)],
+            [
+                *(keys.worker(worker), keys.workers, keys.jobs(worker)),
+                *(keys.load(worker, incarnation), keys.held(worker, incarnation)),
+            ],
             [worker, incarnation],
         )
 
@@ -146,7 +118,7 @@ class Registry:
         for (worker, beat), lease in zip(beats, leases, strict=True):
             if lease:
                 try:
-                    found.append(_parse_lease(worker, lease, max(0, now_ms - int(float(beat)))))
+                    found.append(parse_lease(worker, lease, max(0, now_ms - int(float(beat)))))
                 except MalformedValue as error:
                     self._broker.malformed += 1
                     logger.debug("skipped: %s", error)
@@ -156,9 +128,9 @@ class Registry:
         """By worker id, for the incarnations given. One round trip."""
         keys = self._broker.keys
         replies = await self._broker.pipeline(
-            [("HMGET", keys.load(worker.id, worker.incarnation), "jobs", "tokens") for worker in workers]
+            [("HMGET", keys.load(worker.id, worker.incarnation), *LOAD_FIELDS) for worker in workers]
         )
-        return {worker.id: self._parse_load(reply) for worker, reply in zip(workers, replies, strict=True)}
+        return {worker.id: self._load_of(reply) for worker, reply in zip(workers, replies, strict=True)}
 
     async def renew_gateway(self, incarnation: str) -> None:
         """Heartbeat of a gateway. To be repeated every HEARTBEAT_S."""
@@ -217,43 +189,20 @@ class Registry:
 
     async def _lease(self, info: WorkerInfo) -> tuple[str, int] | None:
         """None when the lease is ours; otherwise its holder and the time left in ms."""
-        keys = self._broker.keys
-        stored: list[Any] = []
-        for field in fields(info):
-            if field.name not in _NOT_STORED:
-                stored += [field.name, getattr(info, field.name)]
-        reply = await self._broker.script(
-            "lease",
-            [keys.worker(info.id), keys.workers],
-            [self._lease_ttl_ms, info.id, info.incarnation, *stored],
-        )
+        reply = await self._write_lease(info)
         return None if reply[0] == 1 else (reply[1].decode(errors="replace"), int(reply[2]))
 
-    def _parse_load(self, reply: Any) -> Load:
+    async def _write_lease(self, info: WorkerInfo) -> Any:
+        """What lease.lua returns."""
+        keys = self._broker.keys
+        return await self._broker.script(
+            "lease",
+            [keys.worker(info.id), keys.workers, keys.held(info.id, info.incarnation)],
+            [self._lease_ttl_ms, HELD_LEASES * self._lease_ttl_ms, info.id, info.incarnation, *lease_fields(info)],
+        )
+
+    def _load_of(self, reply: Any) -> Load:
         if isinstance(reply, BrokerError):
             self._broker.malformed += 1
             return Load()
-        jobs, tokens = (int(value) if value and value.isdigit() else 0 for value in reply)
-        return Load(jobs, tokens)
-
-
-# The id is in the key; the incarnation is written by the script itself.
-_NOT_STORED = frozenset({"id", "incarnation", "heartbeat_age_ms"})
-
-
-def _parse_lease(worker: bytes, lease: Any, age_ms: int) -> WorkerInfo:
-    if not isinstance(lease, dict):
-        raise MalformedValue(f"the lease of worker {worker!r} is no hash")
-    values: dict[str, Any] = {"id": worker, "heartbeat_age_ms": age_ms}
-    try:
-        values["id"] = worker.decode()
-        for field in fields(WorkerInfo):
-            # A worker of another version may not have every field that has a default.
-            unsaid = field.name.encode() not in lease and field.default is not MISSING
-            if field.name in values or unsaid:
-                continue
-            text = lease[field.name.encode()].decode()
-            values[field.name] = int(text) if field.type == "int" else text
-    except (KeyError, ValueError) as error:
-        raise MalformedValue(f"the lease of worker {worker!r} does not parse: {error}") from error
-    return WorkerInfo(**values)
+        return parse_load(reply)

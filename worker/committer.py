@@ -75,7 +75,7 @@ class Committer:
                         await self._end(delivery)
                         ended.add(delivery.request_id)
                 kept = [delivery for delivery in deliveries if delivery.request_id not in ended]
-                outcomes = iter(await self._jobs.commit(self._worker, self._incarnation, kept))
+                outcomes = iter((await self._jobs.commit(self._worker, self._incarnation, kept)).outcomes)
                 self._outage.worked()
                 return [Commit.FENCED if d.request_id in ended else next(outcomes) for d in deliveries]
             except CommitGap as gap:

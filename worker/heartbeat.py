@@ -69,7 +69,7 @@ class Heartbeat:
             draining = self._draining.is_set()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    held = await self._registry.renew(self._live_info())
+                    renewed = await self._registry.renew(self._live_info())
             except TimeoutError:
                 outage.failed("no answer in time")
                 continue
@@ -77,7 +77,7 @@ class Heartbeat:
                 outage.failed(error)
             else:
                 outage.worked()
-                if not held:
+                if not renewed.held_lease:
                     raise LeaseLostError(f"another process holds the lease of worker {self._info.id}")
                 self.told_of_drain = draining
             await self._pause(draining)

@@ -32,7 +32,7 @@ local claims = {now}
 for i = 1, #KEYS - 3 do
   local job, entry = KEYS[3 + i], ARGV[7 + i]
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'worker_incarnation', 'charge',
-    'claimed_ms', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open')
+    'claimed_ms', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open', 'prefill')
   -- Also false for a job submitted anew under the same id, which has an entry of its own.
   local live = not seen.err and (seen[1] == 'queued' or seen[1] == 'running') and seen[2] == worker and seen[3] == entry
   if not live then
@@ -49,9 +49,8 @@ for i = 1, #KEYS - 3 do
       redis.call('HSET', job, 'state', 'running', 'owner', incarnation, 'claimed_ms', now)
       if seen[6] ~= incarnation then
         -- Submitted to an earlier life of this worker: the charge moves along.
-        refund(loads .. (seen[6] or ''), seen[7])
-        redis.call('HINCRBY', load, 'jobs', 1)
-        redis.call('HINCRBY', load, 'tokens', int(tonumber(seen[7]) or 0))
+        refund(loads .. (seen[6] or ''), seen[7], seen[14])
+        charge_to(load, seen[7], seen[14])
         redis.call('HSET', job, 'worker_incarnation', incarnation)
       end
     end

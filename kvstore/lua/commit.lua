@@ -1,20 +1,23 @@
 #!lua flags=allow-oom
--- Writes what one step of a worker produced.
+-- Writes what one step of a worker produced: tokens, and which blocks its pool now offers and no longer offers.
 --
--- KEYS 1 stream   2 load of this incarnation   then for each delivery: job, log
+-- KEYS 1 stream   2 load of this incarnation   3 its held blocks   then for each delivery: job, log
 -- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
+--      5 hashes of blocks added, packed   6 of blocks removed   7 TTL of the held blocks in ms
 --      then for each delivery: 'attempt choice first-token-index index-after-the-last finish cached-tokens' (finish 0: it
 --      goes on; cached tokens are left out when not told), octavo.v1.Deliveries with this one delivery
--- Returns for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
+-- Returns the number of held blocks, then for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
 --
 -- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
 --
 -- Races closed: a worker that was frozen while its job was ended or given to another attempt is refused (fenced); a
 -- commit that is repeated after a lost reply changes nothing (duplicate); of a last chunk and a finish from outside
--- exactly one is written. allow-oom: a job that runs must be able to end on a full server.
+-- exactly one is written. Of the held blocks a commit tells what changed, not how, so that a repeated one changes nothing;
+-- one that is executed late, after the next, leaves a wrong block, which the number gives away. allow-oom: a job that runs must be able to end on a full server.
 local WRITTEN, DUPLICATE, FENCED = 0, 1, 2
-local stream, load = KEYS[1], KEYS[2]
+local stream, load, held = KEYS[1], KEYS[2], KEYS[3]
 local group, incarnation, channels, retention = unpack(ARGV, 1, 4)
+local added, removed, held_ttl = unpack(ARGV, 5, 7)
 local by_gateway, gateways = {}, {}
 
 local function publish_later(gateway, data)
@@ -34,7 +37,7 @@ local function write(job, log, described, data)
   local attempt, choice, start, stop, finish, cached = string.match(described, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d*)$')
   -- pcall: one key of a wrong type must not break a step half-way through.
   local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
-    'choices', 'entry', 'charge')
+    'choices', 'entry', 'charge', 'prefill')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
     return FENCED
   end
@@ -63,19 +66,30 @@ local function write(job, log, described, data)
   if cached ~= '' then
     redis.call('HSET', job, 'cached_tokens', cached)
   end
+  if seen[10] then
+    -- The job's first delivery: its prompt is computed.
+    refund_prefill(load, seen[10])
+    redis.call('HDEL', job, 'prefill')
+  end
   publish_later(seen[6], data)
   if finish ~= '0' then
     redis.call('HSET', job, 'end:' .. choice, finish)
     if redis.call('HINCRBY', job, 'open', -1) <= 0 then
-      end_job(job, log, stream, group, load, seen[8], seen[9], finish, retention)
+      end_job(job, log, stream, group, load, seen[8], seen[9], nil, finish, retention)
     end
   end
   return WRITTEN
 end
 
-local results = {}
-for i = 1, (#KEYS - 2) / 2 do
-  results[i] = write(KEYS[2 * i + 1], KEYS[2 * i + 2], ARGV[2 * i + 3], ARGV[2 * i + 4])
+local results = {held_count(held)}
+if added ~= '' or removed ~= '' then
+  change_held('SREM', held, removed)
+  change_held('SADD', held, added)
+  redis.call('PEXPIRE', held, held_ttl)
+  results[1] = redis.call('SCARD', held)
+end
+for i = 1, (#KEYS - 3) / 2 do
+  results[i + 1] = write(KEYS[2 * i + 2], KEYS[2 * i + 3], ARGV[2 * i + 6], ARGV[2 * i + 7])
 end
 for _, gateway in ipairs(gateways) do
   redis.call('PUBLISH', channels .. gateway, table.concat(by_gateway[gateway]))

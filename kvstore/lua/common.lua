@@ -13,9 +13,27 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+-- Puts one job on a worker's load. `prefill` is false where the job has nothing left to compute of its prompt.
+local function charge_to(load, charge, prefill)
+  redis.call('HINCRBY', load, 'jobs', 1)
+  redis.call('HINCRBY', load, 'tokens', int(tonumber(charge) or 0))
+  local tokens = tonumber(prefill or '') or 0
+  if tokens > 0 then
+    redis.call('HINCRBY', load, 'prefill', int(tokens))
+  end
+end
+
+-- Takes off a worker's load what a prompt was charged. A load that is absent was dropped with its worker.
+local function refund_prefill(load, prefill)
+  local tokens = tonumber(prefill or '') or 0
+  if tokens > 0 and redis.call('EXISTS', load) == 1 then
+    redis.call('HINCRBY', load, 'prefill', '-' .. int(tokens))
+  end
+end
+
 -- Takes one job off a worker's load. A load that is absent was dropped with its worker; one that reaches no jobs is
 -- deleted, so that a worker's past lives leave nothing behind.
-local function refund(load, charge)
+local function refund(load, charge, prefill)
   if redis.call('EXISTS', load) == 0 then
     return
   end
@@ -23,6 +41,7 @@ local function refund(load, charge)
   if tokens > 0 then
     redis.call('HINCRBY', load, 'tokens', '-' .. int(tokens))
   end
+  refund_prefill(load, prefill)
   if redis.call('HINCRBY', load, 'jobs', -1) <= 0 then
     redis.call('DEL', load)
   end
@@ -36,36 +55,63 @@ end
 
 -- The end of a job's life, the same for all who end it. The caller has checked that it has not ended yet. The payload
 -- goes at once, as nobody will run it again; the rest stays readable for a while, as does the log.
-local function end_job(job, log, stream, group, load, entry, charge, finish, retention)
+local function end_job(job, log, stream, group, load, entry, charge, prefill, finish, retention)
   redis.call('HSET', job, 'state', 'ended', 'finish', finish)
-  redis.call('HDEL', job, 'payload')
+  redis.call('HDEL', job, 'payload', 'prefill')
   drop_entry(stream, group, entry)
-  refund(load, charge)
+  refund(load, charge, prefill)
   redis.call('PEXPIRE', job, retention)
   redis.call('PEXPIRE', log, retention)
 end
 
--- Ends a live job for anybody but its owner. `seen` is {worker, worker_incarnation, owner, gateway, entry, charge}.
+-- Ends a live job for anybody but its owner. `seen` is {worker, worker_incarnation, owner, gateway, entry, charge,
+-- prefill}.
 -- The stream and the load are named by the job itself, so their keys cannot be declared in KEYS without reading the job
 -- first, which would cost a round trip and open a race; they share the job's hash tag, hence its slot.
 local function end_from_outside(job, log, seen, prefix, group, finish, retention, data)
   -- A field that is missing was not written by us; the job is ended all the same.
-  for i = 1, 6 do
+  for i = 1, 7 do
     seen[i] = seen[i] or ''
   end
-  local worker, incarnation, owner, gateway, entry, charge = unpack(seen, 1, 6)
+  local worker, incarnation, owner, gateway, entry, charge, prefill = unpack(seen, 1, 7)
   if redis.pcall('XADD', log, '*', 'd', data).err then
     redis.call('DEL', log)
     redis.call('XADD', log, '*', 'd', data)
   end
   end_job(job, log, prefix .. 'jobs:' .. worker, group, prefix .. 'load:' .. worker .. ':' .. incarnation, entry, charge,
-    finish, retention)
+    prefill, finish, retention)
   if gateway ~= '' then
     redis.call('PUBLISH', prefix .. 'channel:' .. gateway, data)
   end
   if owner ~= '' then
     redis.call('PUBLISH', prefix .. 'channel:' .. owner, string.match(job, ':job:(.*)$'))
   end
+end
+
+-- Block hashes travel packed, 16 bytes each, in one argument: each argument costs the caller more than all that is done
+-- with it here. In batches, as Lua's stack holds 8,000 values.
+local function change_held(command, held, packed)
+  local batch = {}
+  for at = 1, #packed, 16 do
+    batch[#batch + 1] = string.sub(packed, at, at + 15)
+    if #batch == 1000 then
+      redis.call(command, held, unpack(batch))
+      batch = {}
+    end
+  end
+  if #batch > 0 then
+    redis.call(command, held, unpack(batch))
+  end
+end
+
+-- How many blocks a worker is known to hold. A key of another type was not written by us; it must not stop anything.
+local function held_count(held)
+  local count = redis.pcall('SCARD', held)
+  if type(count) == 'table' then
+    redis.call('DEL', held)
+    return 0
+  end
+  return count
 end
 
 -- Points a job that exists at the gateway that asks for it. nil: there is no such job.

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Gives a worker's lease back.
 --
--- KEYS 1 lease   2 workers   3 stream   4 load of this incarnation
+-- KEYS 1 lease   2 workers   3 stream   4 load of this incarnation   5 its held blocks
 -- ARGV 1 worker  2 incarnation
 -- Returns 1, or 0 when another incarnation holds the lease.
 --
@@ -11,7 +11,7 @@ local holder = redis.call('HGET', KEYS[1], 'incarnation')
 if holder and holder ~= ARGV[2] then
   return 0
 end
-redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[1], KEYS[5])
 if redis.call('XLEN', KEYS[3]) == 0 then
   redis.call('DEL', KEYS[3], KEYS[4])
   redis.call('ZREM', KEYS[2], ARGV[1])

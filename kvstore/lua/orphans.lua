@@ -13,7 +13,8 @@
 -- A lease may also vanish with its worker alive, when the server was restarted: so the last heartbeat must be older than
 -- the TTL, and the server itself up for longer, which gives everybody time to come back. (A score of 0 is a worker that
 -- said goodbye.)
--- Keys of loads are named by jobs and consumers; they share the hash tag, hence the slot.
+-- Keys of loads and held blocks are named by jobs and consumers; they share the hash tag, hence the slot. (The blocks of
+-- an incarnation that never was a consumer expire.)
 local workers, lease, stream = unpack(KEYS, 1, 3)
 local group, prefix, retention, worker, ttl, finish = unpack(ARGV, 1, 6)
 
@@ -42,8 +43,9 @@ local result = {holder and 'alive' or 'dead'}
 for i = 1, (#KEYS - 3) / 2 do
   local job, log, entry, data = KEYS[2 * i + 2], KEYS[2 * i + 3], ARGV[2 * i + 5], ARGV[2 * i + 6]
   if abandoned(entry) then
-    local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'state')
-    if seen.err or (seen[7] ~= 'queued' and seen[7] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry then
+    local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'prefill',
+      'state')
+    if seen.err or (seen[8] ~= 'queued' and seen[8] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry then
       drop_entry(stream, group, entry)
     else
       end_from_outside(job, log, seen, prefix, group, finish, retention, data)
@@ -57,8 +59,10 @@ for _, consumer in ipairs(consumers.err and {} or consumers) do
   -- {'name', name, 'pending', count, ...}
   if holder and consumer[2] ~= holder and consumer[4] == 0 then
     redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer[2])
+    redis.call('DEL', prefix .. 'held:' .. worker .. ':' .. consumer[2])
   elseif not holder then
-    redis.call('DEL', prefix .. 'load:' .. worker .. ':' .. consumer[2])
+    local life = worker .. ':' .. consumer[2]
+    redis.call('DEL', prefix .. 'load:' .. life, prefix .. 'held:' .. life)
   end
 end
 if not holder and redis.call('XLEN', stream) == 0 then

@@ -110,7 +110,7 @@ class ScriptedWorker:
 
     async def commit(self, *deliveries: job_pb2.Delivery) -> list[Commit]:
         """Commits one step."""
-        return await self.jobs.commit(self.info.id, self.info.incarnation, deliveries)
+        return (await self.jobs.commit(self.info.id, self.info.incarnation, deliveries)).outcomes
 
     async def answer(self, claim: Claim, tokens: int = 3) -> None:
         """The whole answer of a job: `tokens` chunks of one token and an end; less when the job was ended meanwhile."""

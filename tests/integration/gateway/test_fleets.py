@@ -104,7 +104,7 @@ async def test_a_job_is_read_to_its_end_from_a_worker_that_drains(broker: Broker
         await worker.commit(chunk(claim, 0, [10]))
         await first.read()
         worker.info = replace(worker.info, state=DRAINING)
-        assert await worker.registry.renew(worker.info)
+        assert (await worker.registry.renew(worker.info)).held_lease
         async with running_gateway(broker) as (_, _, other):
             again = other.generate(request("r1", model="tiny"))
             await again.initial_metadata()

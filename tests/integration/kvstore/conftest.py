@@ -91,7 +91,7 @@ class Stage:
 
     async def commit(self, worker: WorkerInfo, *step: job_pb2.Delivery) -> list[Commit]:
         """Commits one step."""
-        return await self.jobs.commit(worker.id, worker.incarnation, step)
+        return (await self.jobs.commit(worker.id, worker.incarnation, step)).outcomes
 
     async def record(self, request_id: str) -> JobRecord:
         """Of a job that is there."""
@@ -104,7 +104,7 @@ class Stage:
         alive = True
         while alive:
             await asyncio.sleep(SHORT_TTL_MS / 8000)
-            alive = await self.registry.renew(worker)
+            alive = (await self.registry.renew(worker)).held_lease
 
     async def perish(self, worker: WorkerInfo) -> None:
         """Leaves the broker as it is when a worker has not renewed its lease for longer than SHORT_TTL_MS."""

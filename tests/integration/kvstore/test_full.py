@@ -43,7 +43,7 @@ async def test_running_work_ends_and_new_work_is_refused(stage: Stage) -> None:
     assert await stage.load(worker) == (3, 30)
 
     # All that the living need.
-    assert await stage.registry.renew(worker)
+    assert (await stage.registry.renew(worker)).held_lease
     await stage.worker("w1")
     await stage.registry.renew_gateway(stage.gateway)
     assert await stage.registry.live_gateways([stage.gateway]) == {stage.gateway}
@@ -52,7 +52,7 @@ async def test_running_work_ends_and_new_work_is_refused(stage: Stage) -> None:
     assert claim.job.request_id == "queued"
     for request_id in ("running", "queued"):
         step = [chunk(request_id, 0, [1]), chunk(request_id, 1, [2], finish=inference_pb2.STOP)]
-        assert await stage.jobs.commit(worker.id, worker.incarnation, step) == [Commit.WRITTEN] * 2
+        assert await stage.commit(worker, *step) == [Commit.WRITTEN] * 2
         assert await stage.log(request_id) == step
     assert await stage.load(worker) == (0, 0)
     await stage.registry.leave(worker.id, worker.incarnation)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.errors import QueueFull, RequestIdTaken, WorkerGone
-from kvstore.jobs import Commit, Finished, Jobs, JobState, Submitted
+from kvstore.jobs import Commit, Committed, Finished, Jobs, JobState, Submitted
 from kvstore.keys import GROUP
 from kvstore.registry import DRAINING, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
@@ -244,5 +244,5 @@ async def test_unknown_jobs(stage: Stage) -> None:
     assert await stage.jobs.get("nobody") is None
     assert await stage.log("nobody") == []
     assert await stage.jobs.cancel("nobody") is Finished.UNKNOWN
-    assert await stage.jobs.commit("w0", "i", []) == []
+    assert await stage.jobs.commit("w0", "i", []) == Committed([], None)
     assert await stage.jobs.claim("w0", "i", []) == []

@@ -51,12 +51,12 @@ async def test_a_dead_workers_jobs_end(brief: Stage, broker: Broker) -> None:
         assert owner.silent()
 
     # If it was only frozen: its writes are refused.
-    assert await brief.jobs.commit(worker.id, worker.incarnation, [chunk("running", 1, [2])]) == [Commit.FENCED]
+    assert await brief.commit(worker, chunk("running", 1, [2])) == [Commit.FENCED]
     for key in (broker.keys.jobs("w0"), broker.keys.load("w0", worker.incarnation), broker.keys.workers):
         assert await broker.call("EXISTS", key) == 0
     assert await brief.jobs.end_orphans() == []
     # It comes back as if it were new.
-    assert await brief.registry.renew(worker)
+    assert (await brief.registry.renew(worker)).held_lease
     await brief.running("again", worker)
 
 
@@ -108,7 +108,7 @@ async def test_a_replaced_incarnations_jobs_end_except_those_it_never_read(brief
     assert (await brief.load(past), await brief.load(now)) == ((0, 0), (1, 10))
     assert await brief.jobs.end_orphans() == []
     last = chunk("queued", 0, [1], finish=inference_pb2.STOP)
-    assert await brief.jobs.commit(now.id, now.incarnation, [last]) == [Commit.WRITTEN]
+    assert await brief.commit(now, last) == [Commit.WRITTEN]
     assert await brief.load(now) == (0, 0)
     consumers = await broker.call("XINFO CONSUMERS", broker.keys.jobs("w0"), GROUP)
     assert [consumer["name"] for consumer in consumers] == [now.incarnation.encode()]
@@ -124,7 +124,7 @@ async def test_a_replaced_incarnation_cannot_claim(brief: Stage) -> None:
     assert await brief.jobs.claim(past.id, past.incarnation, entries) == []
     record = await brief.record("r1")
     assert (record.state, record.attempt) == ("queued", 0)
-    assert await brief.registry.renew(now)
+    assert (await brief.registry.renew(now)).held_lease
     assert await brief.jobs.end_orphans() == ["r1"]
 
 
@@ -173,7 +173,7 @@ async def test_a_lease_that_vanished_lately_is_waited_for(brief: Stage, broker: 
     await brief.registry.renew(worker)
     await broker.call("DEL", broker.keys.worker("w0"))
     assert await brief.jobs.end_orphans() == []
-    assert await brief.registry.renew(worker)
+    assert (await brief.registry.renew(worker)).held_lease
     record = await brief.record("r1")
     assert record.state == "running"
 
@@ -231,6 +231,6 @@ async def test_pending_entries_that_were_trimmed(brief: Stage, broker: Broker) -
     await broker.call("XTRIM", broker.keys.jobs("w0"), "MAXLEN", "=", 0)
     await brief.perish(past)
     now = await brief.worker()
-    assert await brief.registry.renew(now)
+    assert (await brief.registry.renew(now)).held_lease
     assert await brief.jobs.end_orphans() == []
     assert (await broker.call("XPENDING", broker.keys.jobs("w0"), GROUP))["pending"] == 0

@@ -67,7 +67,7 @@ def _ways_to_end(request_id: str, worker: WorkerInfo, crowd: list[Jobs]) -> list
     last = chunk(request_id, 0, [1], finish=inference_pb2.STOP)
 
     async def commit(jobs: Jobs) -> Commit:
-        return (await jobs.commit(worker.id, worker.incarnation, [last]))[0]
+        return (await jobs.commit(worker.id, worker.incarnation, [last])).outcomes[0]
 
     async def deadline(jobs: Jobs) -> Finished:
         return await jobs.finish(
@@ -90,7 +90,7 @@ async def test_streams_that_are_cancelled_have_no_gap(stage: Stage, crowd: list[
         live = list(ids)
         for index in range(60):
             step = [chunk(request_id, index, [index]) for request_id in live]
-            results = await stage.jobs.commit(worker.id, worker.incarnation, step)
+            results = await stage.commit(worker, *step)
             live = [one for one, result in zip(live, results, strict=True) if result is Commit.WRITTEN]
 
     async def cancel(number: int) -> Finished:

@@ -56,7 +56,7 @@ async def test_a_lease_says_what_was_registered(stage: Stage, broker: Broker) ->
     assert 0 <= found.heartbeat_age_ms < 5000
     assert replace(found, heartbeat_age_ms=0) == INFO
     busier = replace(INFO, running=32, state=DRAINING)
-    assert await stage.registry.renew(busier)
+    assert (await stage.registry.renew(busier)).held_lease
     (found,) = await stage.registry.workers()
     assert replace(found, heartbeat_age_ms=0) == busier
     await stage.registry.register(replace(INFO, id="a"))
@@ -69,21 +69,21 @@ async def test_a_lease_lapses_unless_renewed(brief: Stage) -> None:
     await brief.registry.register(replace(INFO, id="w1"))
     for _ in range(6):
         await asyncio.sleep(SHORT_TTL_MS / 4000)
-        assert await brief.registry.renew(INFO)
+        assert (await brief.registry.renew(INFO)).held_lease
     assert [worker.id for worker in await brief.registry.workers()] == ["w0"]
 
 
 async def test_a_lapsed_lease_is_made_again(brief: Stage) -> None:
     await brief.registry.register(INFO)
     await brief.perish(INFO)
-    assert await brief.registry.renew(INFO)
+    assert (await brief.registry.renew(INFO)).held_lease
     assert [worker.id for worker in await brief.registry.workers()] == ["w0"]
 
 
 async def test_a_flushed_lease_is_made_again(stage: Stage, broker: Broker) -> None:
     await stage.registry.register(INFO)
     await broker.call("DEL", broker.keys.worker("w0"), broker.keys.workers)
-    assert await stage.registry.renew(INFO)
+    assert (await stage.registry.renew(INFO)).held_lease
     assert [worker.id for worker in await stage.registry.workers()] == ["w0"]
 
 
@@ -96,7 +96,7 @@ async def test_a_restarted_worker_waits_for_the_lease_of_its_past_life(brief: St
     (found,) = await brief.registry.workers()
     assert found.incarnation == reborn.incarnation
     # The past life may only have been frozen. It does not come back.
-    assert not await brief.registry.renew(INFO)
+    assert not (await brief.registry.renew(INFO)).held_lease
     await brief.registry.leave("w0", INFO.incarnation)
     (found,) = await brief.registry.workers()
     assert found.incarnation == reborn.incarnation

@@ -66,11 +66,11 @@ async def test_a_restart_with_its_data_kills_nobody(stage: Stage, server: Restar
     # All leases have lapsed, but only because nobody could renew them.
     assert await stage.registry.workers() == []
     assert await stage.jobs.end_orphans() == []
-    assert await stage.registry.renew(worker)
+    assert (await stage.registry.renew(worker)).held_lease
     beating = asyncio.create_task(stage.beat(worker))
 
     last = chunk("running", 0, [1], finish=inference_pb2.STOP)
-    assert await stage.jobs.commit(worker.id, worker.incarnation, [last]) == [Commit.WRITTEN]
+    assert await stage.commit(worker, last) == [Commit.WRITTEN]
     (claim,) = await stage.claim(worker)
     assert claim.job.request_id == "queued"
     beating.cancel()
@@ -84,9 +84,9 @@ async def test_a_flush_loses_the_work_and_nothing_else(stage: Stage) -> None:
     await stage.broker.call("FLUSHALL")
     await stage.broker.call("SCRIPT", "FLUSH")
 
-    assert await stage.jobs.commit(worker.id, worker.incarnation, [chunk("lost", 0, [1])]) == [Commit.FENCED]
+    assert await stage.commit(worker, chunk("lost", 0, [1])) == [Commit.FENCED]
     assert await stage.jobs.get("lost") is None
-    assert await stage.registry.renew(worker)
+    assert (await stage.registry.renew(worker)).held_lease
     started = time.monotonic()
     # Submitted anew under its old id, it is another job: its entry says so.
     assert await stage.submit("lost", worker) is Submitted.ACCEPTED
@@ -118,7 +118,7 @@ async def test_a_blocked_read_survives_its_streams_deletion(stage: Stage) -> Non
     await stage.broker.call("DEL", stage.broker.keys.jobs("w0"))
     async with asyncio.timeout(5):
         assert await read == []
-    assert await stage.registry.renew(worker)
+    assert (await stage.registry.renew(worker)).held_lease
     await stage.running("r1", worker)
 
 

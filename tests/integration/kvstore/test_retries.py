@@ -79,7 +79,7 @@ async def test_each_script_repeated_after_a_lost_reply_says_the_same(far: Stage,
 
     lose(proxy, "commit")
     step = [chunk("r1", 0, [1]), chunk("r1", 1, [2])]
-    assert await far.jobs.commit(worker.id, worker.incarnation, step) == [Commit.DUPLICATE] * 2
+    assert await far.commit(worker, *step) == [Commit.DUPLICATE] * 2
     assert await far.log("r1") == step
 
     lose(proxy, "finish")
@@ -96,8 +96,8 @@ async def test_a_last_chunk_repeated(far: Stage, proxy: Proxy) -> None:
     await far.submit("r2", worker)
     last = chunk("r1", 0, [], finish=inference_pb2.LENGTH)
     lose(proxy, "commit")
-    assert await far.jobs.commit(worker.id, worker.incarnation, [last]) == [Commit.DUPLICATE]
-    assert await far.jobs.commit(worker.id, worker.incarnation, [last]) == [Commit.DUPLICATE]
+    assert await far.commit(worker, last) == [Commit.DUPLICATE]
+    assert await far.commit(worker, last) == [Commit.DUPLICATE]
     assert await far.log("r1") == [last]
     # Refunded once, not three times.
     assert await far.load(worker) == (1, 10)

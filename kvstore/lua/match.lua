@@ -1,0 +1,63 @@
+#!lua flags=allow-oom
+-- Finds how much of a prompt each of several workers holds, and reads what they are charged with.
+--
+-- KEYS 1 held blocks   2 load   of the first worker, and so on
+-- ARGV 1 for each worker the number of its chain (0: none), blanks between   then the chains: hashes of the prompt's
+--      blocks, packed, 16 bytes each
+-- Returns for each worker: blocks held from the prompt's beginning on; jobs, tokens and prefill charged (text, '' where
+-- there is nothing).
+--
+-- What is held is closed under prefix, so that a worker's part of a chain is found by bisection: 10 looks for 512 blocks
+-- where asking for each would take 512. Most workers hold nothing of most prompts: one look at the first block tells.
+--
+-- Race closed: blocks and loads of all workers are of one moment. What a set that is being repaired shows, or one that is
+-- not closed for the moment, is less or more than the truth and costs time only: the pool decides what is a hit.
+local chains = {}
+
+-- The i-th hash of a chain, cut out once for all workers.
+local function hash(chain, i)
+  local known = chain[i]
+  if not known then
+    known = string.sub(chain.packed, 16 * i - 15, 16 * i)
+    chain[i] = known
+  end
+  return known
+end
+
+-- An error (a key of another type) is a no.
+local function holds(held, chain, i)
+  return redis.pcall('SISMEMBER', held, hash(chain, i)) == 1
+end
+
+local function depth(held, chain)
+  if chain.length == 0 or not holds(held, chain, 1) then
+    return 0
+  end
+  local has, lacks = 1, chain.length + 1
+  while lacks - has > 1 do
+    local middle = math.floor((has + lacks) / 2)
+    if holds(held, chain, middle) then
+      has = middle
+    else
+      lacks = middle
+    end
+  end
+  return has
+end
+
+for i = 2, #ARGV do
+  chains[i - 1] = {packed = ARGV[i], length = #ARGV[i] / 16}
+end
+local result, worker = {}, 0
+for number in string.gmatch(ARGV[1], '%d+') do
+  local held, load = KEYS[2 * worker + 1], KEYS[2 * worker + 2]
+  local chain = chains[tonumber(number)]
+  local charged = redis.pcall('HMGET', load, 'jobs', 'tokens', 'prefill')
+  local at = 4 * worker
+  result[at + 1] = chain and depth(held, chain) or 0
+  for field = 1, 3 do
+    result[at + 1 + field] = not charged.err and charged[field] or ''
+  end
+  worker = worker + 1
+end
+return result
