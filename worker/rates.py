@@ -53,7 +53,7 @@ class Rates:
     def __init__(self, at_load: Measured) -> None:
         self._token_s = _bounded(1 / at_load.prefill_tok_s)
         self._sequence_s = self._prior_s = _bounded(at_load.sequence_ms / 1000)
-        # Of steps without prompts, weighted by age: the means of sequences beyond the first and of seconds, and how they
+        # Of steps without prompts, weighted by age: means of sequences beyond the first and of seconds, and how they
         # vary together. The steps before the first one are those of one sequence, as measured.
         self._mean_more = 0.0
         self._mean_s = _bounded(at_load.step_ms / 1000)

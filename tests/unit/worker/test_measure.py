@@ -18,7 +18,7 @@ UNTOUCHED = "untouched"
 
 
 class Clocked:
-    """A model that takes just so long, after a first pass of each kind that takes longer, and notes what it wrote to."""
+    """A model that takes just so long (the first pass of a kind longer), and notes what it wrote to."""
 
     def __init__(self, num_blocks: int = 64, *, step_s: float, sequence_s: float, token_s: float) -> None:
         self.vocab_size = 50
