@@ -36,6 +36,23 @@ class LevelsParam(click.ParamType[tuple[int, ...]]):
         return tuple(int(part) for part in parts)
 
 
+class NumbersParam(click.ParamType[tuple[float, ...]]):
+    """Comma-separated positive numbers, whole or not, each once."""
+
+    name = "X,X,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(dict.fromkeys(float(part) for part in str(value).split(",")))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < number < float("inf") for number in numbers):
+            self.fail(f"{value!r} is no list of positive numbers", param, ctx)
+        return numbers
+
+
 OUT = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

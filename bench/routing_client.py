@@ -1,0 +1,143 @@
+"""Sends requests when they are due, whatever became of those before, and notes what their users would have seen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from bench.routing_figures import ANSWERED, FAILED, REFUSED, UNANSWERED, Sample
+from ops.client import Answer, BrokenStream, describe
+from ops.tasks import cancel_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bench.routing_load import Ask
+    from octavo.v1 import inference_pb2
+    from ops.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a run was. Seconds, by this process's clocks."""
+
+    samples: list[Sample]
+    wall_s: float
+    cpu_s: float
+    """That this process took."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One request under way."""
+
+    ask: Ask
+    request: inference_pb2.GenerateRequest
+    sent: float = 0.0
+    """By the monotonic clock."""
+    outcome: str = UNANSWERED
+    error: str = ""
+    answer: Answer = field(default_factory=Answer)
+    tokens: list[tuple[float, int]] = field(default_factory=list)
+    ended: float | None = None
+
+    async def run(self, client: Client, timeout: float) -> None:
+        self.sent = time.monotonic()
+        try:
+            await client.generate(self.request, timeout=timeout, on_response=self._note, into=self.answer)
+        except grpc.aio.AioRpcError as error:
+            self.outcome = _OUTCOMES.get(error.code(), FAILED)
+            self.error = describe(error)
+        except BrokenStream as error:
+            self.outcome, self.error = FAILED, f"broken stream: {error}"
+        else:
+            self.outcome = ANSWERED
+        finally:
+            self.ended = time.monotonic()
+
+    def _note(self, response: inference_pb2.GenerateResponse, _: Answer) -> None:
+        count = sum(len(chunk.token_ids) for chunk in response.chunks)
+        if count:
+            self.tokens.append((time.monotonic() - self.sent, count))
+
+    def sample(self, began: float) -> Sample:
+        """As its user saw it. It must have been sent and have ended."""
+        assert self.ended is not None
+        route, first = self.answer.route, self.answer.first_token_s
+        return Sample(
+            due_s=self.ask.due_s,
+            lag_s=max(0.0, self.sent - began - self.ask.due_s),
+            prompt_tokens=len(self.ask.prompt),
+            outcome=self.outcome,
+            waited_s=self.ended - self.sent,
+            error=self.error,
+            worker=route.worker if route is not None and first is not None else "",
+            cached_tokens=route.cached_tokens if route is not None else 0,
+            predicted_tokens=route.predicted_cached_tokens if route is not None else 0,
+            first_token_s=first,
+            tokens=tuple(self.tokens),
+        )
+
+
+_OUTCOMES = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: REFUSED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: UNANSWERED,
+}
+
+
+async def send(client: Client, asks: Sequence[Ask], *, salt: str, seconds: float, drain_s: float) -> Sent:
+    """An open loop: each request goes out at its moment. What has not ended `drain_s` after `seconds` is given up.
+
+    Messages are made before the first is due: what is left to do at its moment is to send it.
+    """
+    calls = [_Call(ask, ask.request(salt)) for ask in asks]
+    tasks: list[asyncio.Task[None]] = []
+    cpu, began = time.process_time(), time.monotonic()
+    try:
+        for call in calls:
+            await _until(began + call.ask.due_s)
+            left = began + seconds + drain_s - time.monotonic()
+            tasks.append(asyncio.create_task(call.run(client, max(left, 0.001))))
+        await _until(began + seconds)
+        if tasks:
+            await asyncio.wait(tasks, timeout=drain_s)
+    finally:
+        await cancel_all(tasks)
+    wall_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
+    return Sent([call.sample(began) for call in calls], wall_s, cpu_s)
+
+
+async def capacity(client: Client, asks: Iterator[Ask], *, salt: str, places: int, seconds: float) -> float:
+    """Answers per second with `places` requests always under way, over the later half of `seconds`. What a fleet
+    answers at most, when `asks` have no beginning in common.
+
+    Raises:
+        grpc.aio.AioRpcError: a request failed.
+    """
+    began = time.monotonic()
+    ends: list[float] = []
+
+    async def user() -> None:
+        for ask in asks:
+            await client.generate(ask.request(salt), timeout=None)
+            ends.append(time.monotonic() - began)
+
+    users = [asyncio.create_task(user()) for _ in range(places)]
+    try:
+        done, _ = await asyncio.wait(users, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for each in done:
+            each.result()
+    finally:
+        await cancel_all(users)
+    later = [each for each in ends if seconds / 2 <= each < seconds]
+    return len(later) / (seconds / 2)
+
+
+async def _until(moment: float) -> None:
+    """Gives way to others at least once, however late it is."""
+    await asyncio.sleep(max(0.0, moment - time.monotonic()))

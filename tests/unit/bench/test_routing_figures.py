@@ -1,0 +1,151 @@
+"""From samples to what is told of policies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.routing_figures import (
+    ANSWERED,
+    FAILED,
+    REFUSED,
+    UNANSWERED,
+    Sample,
+    Window,
+    summarise,
+    told_aims,
+    told_lag,
+    versus,
+)
+
+WINDOW = Window(10.0, 20.0)
+GOOD = Sample(
+    due_s=12.0,
+    lag_s=0.5,
+    prompt_tokens=100,
+    outcome=ANSWERED,
+    waited_s=2.0,
+    worker="w0",
+    cached_tokens=64,
+    predicted_tokens=64,
+    first_token_s=1.0,
+    tokens=((1.0, 1), (1.5, 2), (2.0, 1)),
+)
+NONE = Sample(due_s=13.0, lag_s=0.0, prompt_tokens=50, outcome=REFUSED, waited_s=0.1)
+
+
+def test_what_is_due_in_the_window_counts() -> None:
+    early, late = replace(GOOD, due_s=9.9, lag_s=0.0), replace(GOOD, due_s=20.0, lag_s=0.0)
+    figures = summarise([early, GOOD, replace(GOOD, due_s=10.0, worker="w1", first_token_s=3.0), late], WINDOW)
+    assert (figures.requests, figures.answered, figures.workers, figures.busiest) == (2, 2, 2, 0.5)
+    assert figures.first_token_s is not None
+    assert (figures.first_token_s.p50, figures.first_token_s.max) == (2.0, 3.0)
+    assert figures.lag_s is not None
+    assert figures.lag_s.max == 0.5
+
+
+def test_rates_are_of_what_came_in_the_window() -> None:
+    """Of one that was sent at 18.5: its first token at 19.5, two more at 20.0, which is too late."""
+    figures = summarise([replace(GOOD, due_s=18.0)], WINDOW)
+    assert figures.prompt_tokens_per_s == 10.0
+    assert figures.output_tokens_per_s == 0.1
+    assert figures.tokens_per_s == 10.1
+    assert figures.answers_per_s == 0.0
+    # Sent before the window, at 8.5: its prompt was done at 9.5, its later tokens count, and so does its end.
+    figures = summarise([replace(GOOD, due_s=8.0)], WINDOW)
+    assert (figures.prompt_tokens_per_s, figures.output_tokens_per_s, figures.answers_per_s) == (0.0, 0.3, 0.1)
+    assert (figures.requests, figures.first_token_s, figures.hit_rate) == (0, None, None)
+
+
+def test_outcomes_are_told_apart() -> None:
+    broken = replace(NONE, outcome=FAILED, error="UNAVAILABLE: gone")
+    figures = summarise([GOOD, NONE, NONE, broken, replace(NONE, outcome=UNANSWERED)], WINDOW)
+    assert (figures.requests, figures.answered, figures.refused, figures.unanswered) == (5, 1, 2, 1)
+    assert figures.errors == {"UNAVAILABLE: gone": 1}
+    assert figures.hit_rate == 0.64
+
+
+def test_who_was_given_up_counts_with_the_time_it_waited() -> None:
+    given_up = replace(NONE, outcome=UNANSWERED, waited_s=9.0)
+    begun = replace(GOOD, outcome=UNANSWERED, waited_s=9.0)
+    figures = summarise([GOOD, given_up, begun, NONE, replace(NONE, outcome=FAILED, error="x")], WINDOW)
+    assert figures.first_token_s is not None
+    assert (figures.first_token_s.p50, figures.first_token_s.max) == (1.0, 9.0)
+
+
+def test_predictions_are_compared_with_what_was_found() -> None:
+    less, more = replace(GOOD, predicted_tokens=48), replace(GOOD, predicted_tokens=80)
+    figures = summarise([GOOD, less, more, more, NONE], WINDOW)
+    assert (figures.predicted_equal, figures.predicted_less, figures.predicted_more) == (0.25, 0.25, 0.5)
+
+
+def test_time_between_tokens() -> None:
+    assert GOOD.seconds_per_token == pytest.approx(1 / 3)
+    assert replace(GOOD, tokens=((1.0, 1),)).seconds_per_token is None
+
+
+def test_nothing_at_all() -> None:
+    figures = summarise([], WINDOW)
+    assert (figures.requests, figures.hit_rate, figures.busiest, figures.lag_s) == (0, None, None, None)
+    assert figures.tokens_per_s == 0.0
+
+
+def run(policy: str, p90: float | None, tokens: float, scenario: str = "ratio 2", load: float = 3.0) -> dict[str, Any]:
+    first = None if p90 is None else {"p90": p90}
+    lag = {"p99": p90 / 1000 if p90 else 0.0, "max": 0.02}
+    return {
+        "policy": policy,
+        "scenario": scenario,
+        "load": load,
+        "ratio": 2.0,
+        "first_token_s": first,
+        "tokens_per_s": tokens,
+        "lag_s": lag,
+        "client_cpu": tokens / 1000,
+    }
+
+
+RUNS = [
+    run("least-loaded", 8.0, 100.0),
+    run("prefix", 2.0, 180.0),
+    run("random", 9.0, 90.0),
+    run("prefix", 1.1, 96.0, "hit-free", 0.8),
+    run("least-loaded", 1.0, 100.0, "hit-free", 0.8),
+    run("prefix", 1.0, 100.0, "hot prefix"),
+]
+
+
+def test_prefix_against_least_loaded_where_both_were_run() -> None:
+    assert [(e["scenario"], e["first_token_p90"], e["tokens_per_s"]) for e in versus(RUNS)] == [
+        ("ratio 2", 0.25, 1.8),
+        ("hit-free", 1.1, 0.96),
+    ]
+
+
+def test_the_aims_are_told_with_their_figures() -> None:
+    assert told_aims(versus(RUNS)) == [
+        "Where the working set is 2 pools, at load 3: TTFT p90 is 0.25 of least-loaded's (the aim is at most 0.33), "
+        "throughput 1.80 (at least 1.5).",
+        "Against least-loaded, TTFT p90 is at worst 1.10 (hit-free, load 0.8; the aim is at most 1.05), throughput "
+        "0.96 (hit-free, load 0.8; at least 0.95).",
+    ]
+    assert told_aims(versus(RUNS[:1])) == []
+
+
+def test_a_run_without_a_first_token_has_no_ratio() -> None:
+    pair = [run("prefix", None, 100.0), run("least-loaded", 1.0, 0.0)]
+    assert [(e["first_token_p90"], e["tokens_per_s"]) for e in versus(pair)] == [(None, None)]
+    assert told_aims(versus(pair)) == [
+        "Where the working set is 2 pools, at load 3: TTFT p90 is - of least-loaded's (the aim is at most 0.33), "
+        "throughput - (at least 1.5)."
+    ]
+
+
+def test_the_load_generators_own_lag_is_told() -> None:
+    assert told_lag(RUNS) == (
+        "The load generator sent at most 9.0 ms late (p99 of the worst run: random, ratio 2, load 3; its latest "
+        "20.0 ms) and took at most 18% of a core."
+    )
+    assert told_lag([{**RUNS[0], "lag_s": None}]) == "Nothing was sent."
