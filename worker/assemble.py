@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from kvstore.registry import ModelCard, WorkerInfo
 from worker.engine import Engine
+from worker.measure import measure
 from worker.model import simulated
+from worker.rates import UNMEASURED, Measured
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
 
@@ -56,7 +58,8 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         tokenizer_json=model.tokenizer_json,
         tokenizer_config=model.tokenizer_config,
     )
-    return Assembled(engine, _info(config, model, card, scheduler, incarnation, metrics), card)
+    rates = _measured(model, min(config.step_tokens, model.context_length), progress)
+    return Assembled(engine, _info(config, model, card, scheduler, rates, incarnation, metrics), card)
 
 
 def _prepared(config: WorkerConfig, progress: Callable[[str], None]) -> Prepared:
@@ -67,8 +70,28 @@ def _prepared(config: WorkerConfig, progress: Callable[[str], None]) -> Prepared
     return real.prepare(config, progress)
 
 
+def _measured(model: Prepared, most_tokens: int, progress: Callable[[str], None]) -> Measured:
+    """How fast it is; a guess when it fails at that, for it may serve shorter prompts all the same."""
+    try:
+        found = measure(model.runner, most_tokens=most_tokens)
+    except Exception as error:  # a runner may raise anything
+        progress(f"its speed could not be measured: {type(error).__name__}: {error}")
+        return UNMEASURED
+    progress(
+        f"about {found.prefill_tok_s:.0f} prompt tokens a second; a step takes {found.step_ms:.1f} ms, "
+        f"and {found.sequence_ms:.2f} ms for each further sequence"
+    )
+    return found
+
+
 def _info(
-    config: WorkerConfig, model: Prepared, card: ModelCard, scheduler: Scheduler, incarnation: str, metrics: str
+    config: WorkerConfig,
+    model: Prepared,
+    card: ModelCard,
+    scheduler: Scheduler,
+    rates: Measured,
+    incarnation: str,
+    metrics: str,
 ) -> WorkerInfo:
     """What the fleet is told: the limits that hold, not those that were asked for."""
     return WorkerInfo(
@@ -84,5 +107,8 @@ def _info(
         vocab_size=card.vocab_size,
         kv_tokens=config.num_blocks * config.block_size,
         max_running=scheduler.max_running,
+        prefill_tok_s=rates.prefill_tok_s,
+        step_ms=rates.step_ms,
+        sequence_ms=rates.sequence_ms,
         metrics=metrics,
     )

@@ -47,6 +47,10 @@ class Measured:
     """What each further sequence adds to it."""
 
 
+UNMEASURED: Final = Measured(prefill_tok_s=1000.0, step_ms=20.0, sequence_ms=1.0)
+"""A guess, until a worker that could not be measured has made some steps."""
+
+
 class Rates:
     """Follows the steps of one worker."""
 

@@ -54,20 +54,6 @@ class Clocked:
         for source, target in pairs:
             self.blocks[target] = self.blocks[source]
 
-    @property
-    def page_bytes(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def page_layout(self) -> str:
-        raise NotImplementedError
-
-    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        raise NotImplementedError
-
-    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
-        raise NotImplementedError
-
 
 def test_rates_are_those_of_the_model() -> None:
     model = Clocked(step_s=0.004, sequence_s=0.0005, token_s=0.0001)
