@@ -140,6 +140,5 @@ async def test_a_fleets_rate_is_that_of_places_that_are_always_taken(pair: tuple
     stuck = await capacity(client, (ask(0.0, HANG) for _ in count()), salt="", places=3, seconds=1.0)
     assert (stuck, server.most) == (0.0, 3)
     assert await capacity(client, (ask(0.0) for _ in count()), salt="", places=3, seconds=1.0) > 0
-    assert server.most <= 3
     with pytest.raises(grpc.aio.AioRpcError, match="gone"):
         await capacity(client, (ask(0.0, BREAK) for _ in count()), salt="", places=3, seconds=1000.0)
