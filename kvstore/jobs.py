@@ -3,7 +3,8 @@
 A job has one choice or several, each with a log position and an end of its own; it ends with the last of them.
 
 Every write is one script call that may be repeated: submissions are known by request id, claims by owner, commits by
-attempt and token index, finishes by the job's state. So each is retried after a lost reply, and none is done twice.
+attempt and token index, finishes by the job's state. So each is retried after a lost reply, and none is done twice (but
+see ``steal``).
 
 ::
 
@@ -18,12 +19,11 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from kvstore import commits
+from kvstore import commits, stealing, submissions
 from kvstore import queues as queues_module
 from kvstore.entries import Entry, EntryReader
-from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.keys import GROUP
-from kvstore.limits import MAX_JOB_BYTES, MAX_REST_BYTES, MAX_TOKEN_BYTES, broken
+from kvstore.limits import MAX_JOB_BYTES, MAX_REST_BYTES, MAX_TOKEN_BYTES
 from kvstore.orphans import Reaper
 from kvstore.queues import QueueInfo
 from kvstore.records import (
@@ -71,15 +71,6 @@ logger = logging.getLogger(__name__)
 RETENTION_S = 600.0
 """How long an ended job and its log stay readable, and its request id taken."""
 
-MAX_DEADLINE_MS = 10**12
-"""Some thirty years: keeps sums with the clock exact in a script's doubles."""
-
-MAX_ROUTES = 10_000
-MAX_ROUTES_BYTES = 16 * 2**20
-"""Decisions that are kept for operators, about: as many as the smaller of the two allows."""
-ROUTES_TTL_MS = 24 * 3600 * 1000
-"""After the last of them."""
-
 
 class Jobs:
     """All that happens to a job. Every method raises BrokerError; what else it raises is said there."""
@@ -113,38 +104,19 @@ class Jobs:
         RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: submit it
         again or cancel it) and ValueError for a job that no gateway should let through.
         """
-        if not job.request_id or not job.prompt_token_ids:
-            raise ValueError("a job needs a request id and a prompt")
-        if reason := broken(job):
-            raise ValueError(f"no gateway lets such a job through: {reason}")
-        keys = self._broker.keys
-        submission = secrets.token_hex(8)
-        prompt = len(job.prompt_token_ids)
-        args: list[Any] = [
-            *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
-            *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
-            *(charge(job), prompt, max(job.n, 1), max(prefill, 0), max(predicted, 0)),
-            *(route, min(MAX_ROUTES, MAX_ROUTES_BYTES // max(len(route), 1)), ROUTES_TTL_MS),
-        ]
-        names = [
-            *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
-            *(keys.load(worker, worker_incarnation), keys.routes),
-        ]
-        try:
-            answer, *details = await self._broker.script("submit", names, args)
-        except BrokerFull:
-            # It may be there already, from an attempt whose reply was lost or from another gateway.
-            attached = await self._attach(job.request_id, digest, submission, gateway)
-            if attached is None:
-                raise
-            return attached
-        if answer == b"taken":
-            raise RequestIdTaken(job.request_id)
-        if answer == b"full":
-            raise QueueFull(worker, int(details[0]), max_queue)
-        if answer == b"gone":
-            raise WorkerGone(worker, worker_incarnation, details[0].decode(errors="replace"))
-        return Submitted(answer.decode())
+        return await submissions.submit(
+            self._broker,
+            job,
+            digest=digest,
+            worker=worker,
+            worker_incarnation=worker_incarnation,
+            gateway=gateway,
+            deadline_ms=deadline_ms,
+            max_queue=max_queue,
+            prefill=prefill,
+            predicted=predicted,
+            route=route,
+        )
 
     async def attach(self, request_id: str, *, digest: bytes, gateway: str) -> bool:
         """Points the job of that id, if there is one, at this gateway; whether there is one.
@@ -152,7 +124,7 @@ class Jobs:
         Works for a job that has ended, for as long as its log is kept, and whatever became of its worker. May be
         repeated. Raises RequestIdTaken when the job is another payload's.
         """
-        return await self._attach(request_id, digest, "", gateway) is not None
+        return await submissions.attach(self._broker, request_id, digest, "", gateway) is not None
 
     async def next_entries(
         self, blocking_client: Redis, worker: str, incarnation: str, count: int, block_ms: int
@@ -221,6 +193,38 @@ class Jobs:
             held=held,
         )
 
+    async def steal(
+        self,
+        worker: str,
+        incarnation: str,
+        victim: str,
+        *,
+        prefill_s_per_token: float,
+        place_s: float = 0.0,
+        margin_s: float = 0.0,
+        max_look: int = stealing.MAX_LOOK,
+    ) -> int | None:
+        """Takes at most one job that worker ``victim`` has not read yet; how many it took.
+
+        One of its first ``max_look`` unread jobs is taken, when ``margin_s`` and all of the job's prompt at
+        ``prefill_s_per_token`` (above 0) are less than what the victim needs: by its own rate for the prompts charged
+        before it and for what isn't cached of this one, and ``place_s`` for each place that it lacks. All of this is
+        judged in the moment of the move. The job comes by ``next_entries``, like any other, predicted to find nothing.
+
+        None: these two cannot trade, see steal.lua. Repeated after a lost reply this may take one job more. Raises
+        ValueError for what is no time.
+        """
+        return await stealing.steal(
+            self._broker,
+            worker,
+            incarnation,
+            victim,
+            prefill_s_per_token=prefill_s_per_token,
+            place_s=place_s,
+            margin_s=margin_s,
+            max_look=max_look,
+        )
+
     async def finish(
         self,
         request_id: str,
@@ -283,14 +287,6 @@ class Jobs:
         """All workers' streams, by worker id. Two round trips."""
         return await queues_module.queues(self._broker)
 
-    async def _attach(self, request_id: str, digest: bytes, submission: str, gateway: str) -> Submitted | None:
-        """None: there is no such job. ACCEPTED: it came with this submission."""
-        names = [self._broker.keys.job(request_id)]
-        (answer,) = await self._broker.script("attach", names, [digest, submission, gateway])
-        if answer == b"taken":
-            raise RequestIdTaken(request_id)
-        return None if answer == b"unknown" else Submitted(answer.decode())
-
     async def _fail_unreadable(self, request_id: str, reason: str) -> None:
         await self.finish(
             request_id,
@@ -298,7 +294,3 @@ class Jobs:
             failure=job_pb2.FAILURE_INTERNAL,
             error=f"the job in the broker is damaged: {reason}",
         )
-
-
-def _bounded(deadline_ms: int) -> int:
-    return min(max(deadline_ms, 0), MAX_DEADLINE_MS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -41,11 +41,10 @@ class Stage:
     reader: Redis
     gateway: str = field(default_factory=new_incarnation)
 
-    async def worker(self, worker: str = "w0", *, context_length: int = 512) -> WorkerInfo:
+    async def worker(self, worker: str = "w0", *, context_length: int = 512, **more: Any) -> WorkerInfo:
         """A registered worker."""
-        info = WorkerInfo(
-            id=worker, incarnation=new_incarnation(), model="m", fingerprint="f", context_length=context_length
-        )
+        said = {"model": "m", "fingerprint": "f", "context_length": context_length} | more
+        info = WorkerInfo(id=worker, incarnation=new_incarnation(), **said)
         await self.registry.register(info)
         return info
 
@@ -59,16 +58,19 @@ class Stage:
         deadline_ms: int | None = None,
         max_queue: int = 1000,
         n: int = 1,
+        prompt: Sequence[int] = (1, 2, 3),
+        **routed: Any,
     ) -> Submitted:
-        """A job of 3 prompt tokens and at most 7 new ones for each choice."""
+        """A job of at most 7 new tokens for each choice. ``routed``: what ``Jobs.submit`` takes of the decision."""
         return await self.jobs.submit(
-            job(request_id, n),
+            job(request_id, n, prompt),
             digest=digest,
             worker=worker.id,
             worker_incarnation=worker.incarnation,
             gateway=self.gateway if gateway is None else gateway,
             deadline_ms=deadline_ms,
             max_queue=max_queue,
+            **routed,
         )
 
     async def entries(self, worker: WorkerInfo, count: int = 100, block_ms: int = 200) -> list[Entry]:
@@ -123,12 +125,12 @@ class Stage:
         return load.jobs, load.tokens
 
 
-def job(request_id: str, n: int = 1) -> job_pb2.Job:
+def job(request_id: str, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> job_pb2.Job:
     """3 prompt tokens, at most 7 new ones for each choice: with one choice a charge of 10."""
     return job_pb2.Job(
         request_id=request_id,
         model="m",
-        prompt_token_ids=[1, 2, 3],
+        prompt_token_ids=prompt,
         stopping=inference_pb2.Stopping(max_tokens=7),
         n=n,
     )

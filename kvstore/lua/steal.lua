@@ -1,0 +1,105 @@
+#!lua flags=allow-oom
+-- Moves one job that its worker has not read yet to another worker, if it has its first token sooner there.
+--
+-- KEYS 1 victim's lease   2 its stream   3 thief's lease   4 its stream   5 load of the thief's incarnation
+-- ARGV 1 group   2 what all names begin with   3 victim   4 thief   5 thief's incarnation
+--      6 seconds in which the thief computes a prompt token    7 seconds in which a place at the victim becomes free
+--      8 seconds by which the job must be sooner there         9 entries to look at
+-- Returns 1 moved, 0 nothing worth moving, -1 when these two cannot trade: one of them has no lease, the thief is replaced
+-- or draining, or their pages would not be the same bits.
+--
+-- Of the first unread entries it takes the first that is worth it. At the victim it waits for the prompts charged before
+-- it and for a place, then what isn't cached of its prompt is computed; at the thief, the whole prompt at once.
+--
+-- Races closed: an entry after the group's last delivered one has never left the server, so the victim never learns of a
+-- job that is taken, whatever it is reading meanwhile; of several thieves one gets it; a job that was cancelled or submitted
+-- anew under its id is left alone; load and leases are judged in the moment of the move, not when the thief looked; its
+-- charges are at one worker at any time; a thief that was replaced gets nothing. Not closed: repeated after a lost reply,
+-- this may move one job more, to a thief that has little to do.
+-- Jobs and the victim's loads are named by entries and jobs; they share the hash tag, hence the slot.
+local victim_lease, victim_stream, thief_lease, thief_stream, thief_load = unpack(KEYS, 1, 5)
+local group, prefix, victim, thief, incarnation = unpack(ARGV, 1, 5)
+local own_s, place_s, margin_s = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+
+local function number(text)
+  return tonumber(text or '') or 0
+end
+
+local theirs = redis.call('HMGET', victim_lease, 'incarnation', 'fingerprint', 'model', 'prefill_tok_s', 'max_running')
+local ours = redis.call('HMGET', thief_lease, 'incarnation', 'fingerprint', 'model', 'state', 'context_length')
+if not theirs[1] or ours[1] ~= incarnation or ours[4] ~= 'ready' or theirs[2] ~= ours[2] or theirs[3] ~= ours[3] then
+  return -1
+end
+
+-- What the victim has read last, and how much of that has not ended. A stream without a group was never read.
+local function read_so_far()
+  local groups = redis.pcall('XINFO', 'GROUPS', victim_stream)
+  for _, told in ipairs(groups.err and {} or groups) do
+    local fields = {}
+    for i = 1, #told, 2 do
+      fields[told[i]] = told[i + 1]
+    end
+    if fields.name == group then
+      return fields['last-delivered-id'], fields.pending
+    end
+  end
+  return '0-0', 0
+end
+
+-- The first unread jobs, and the prefill that all unread ones are charged with: those not looked at are taken to be like
+-- the others.
+local function unread(last, count)
+  local found, prefill = {}, 0
+  local entries = redis.pcall('XRANGE', victim_stream, '(' .. last, '+', 'COUNT', ARGV[9])
+  for _, entry in ipairs(entries.err and {} or entries) do
+    local job = prefix .. 'job:' .. (entry[2][2] or '')
+    local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'worker_incarnation', 'charge', 'prefill',
+      'prompt_tokens', 'choices')
+    if not seen.err and seen[1] == 'queued' and seen[2] == victim and seen[3] == entry[1] then
+      found[#found + 1] = {job = job, request = entry[2][2], entry = entry[1], life = seen[4] or '', charge = seen[5],
+        prefill = number(seen[6]), prompt = number(seen[7]), choices = math.max(number(seen[8]), 1)}
+      prefill = prefill + found[#found].prefill
+    end
+  end
+  return found, prefill * math.max(1, count / math.max(1, #found))
+end
+
+local function fits(job)
+  local context = number(ours[5])
+  return context == 0 or job.prompt + (number(job.charge) - job.prompt) / job.choices <= context
+end
+
+local function move(job)
+  local entry = redis.pcall('XADD', thief_stream, '*', 'request', job.request)
+  if entry.err then
+    return -1 -- a key of another type
+  end
+  redis.call('HSET', job.job, 'worker', thief, 'worker_incarnation', incarnation, 'entry', entry, 'prefill',
+    int(job.prompt), 'predicted', '0', 'stolen_from', victim)
+  drop_entry(victim_stream, group, job.entry)
+  refund(prefix .. 'load:' .. victim .. ':' .. job.life, job.charge, job.prefill)
+  charge_to(thief_load, job.charge, job.prompt)
+  return 1
+end
+
+local last, pending = read_so_far()
+local length = redis.pcall('XLEN', victim_stream)
+local count = type(length) == 'table' and 0 or length - pending
+local jobs, prefill = unread(last, count)
+if #jobs == 0 then
+  return 0
+end
+local rate = number(theirs[4])
+local their_s = rate > 0 and 1 / rate or own_s
+local charged = redis.call('HMGET', prefix .. 'load:' .. victim .. ':' .. theirs[1], 'jobs', 'prefill')
+local before = math.max(0, number(charged[2]) - prefill)
+local reading = math.max(0, number(charged[1]) - count)
+for turn, job in ipairs(jobs) do
+  local lacking = math.max(0, reading + turn - math.max(number(theirs[5]), 1))
+  local there = (before + job.prefill) * their_s + lacking * place_s
+  if fits(job) and job.prompt * own_s + margin_s < there then
+    return move(job)
+  end
+  before = before + job.prefill
+end
+return 0

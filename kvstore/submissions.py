@@ -1,0 +1,85 @@
+"""Accepting a job, once."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
+from kvstore.limits import broken
+from kvstore.records import Submitted, charge
+
+if TYPE_CHECKING:
+    from kvstore.client import Broker
+    from octavo.v1 import job_pb2
+
+MAX_DEADLINE_MS = 10**12
+"""Some thirty years: keeps sums with the clock exact in a script's doubles."""
+
+MAX_ROUTES = 10_000
+MAX_ROUTES_BYTES = 16 * 2**20
+"""Decisions that are kept for operators, about: as many as the smaller of the two allows."""
+ROUTES_TTL_MS = 24 * 3600 * 1000
+"""After the last of them."""
+
+
+async def submit(
+    broker: Broker,
+    job: job_pb2.Job,
+    *,
+    digest: bytes,
+    worker: str,
+    worker_incarnation: str,
+    gateway: str,
+    deadline_ms: int | None,
+    max_queue: int,
+    prefill: int,
+    predicted: int,
+    route: bytes,
+) -> Submitted:
+    """See ``Jobs.submit``."""
+    if not job.request_id or not job.prompt_token_ids:
+        raise ValueError("a job needs a request id and a prompt")
+    if reason := broken(job):
+        raise ValueError(f"no gateway lets such a job through: {reason}")
+    keys = broker.keys
+    submission = secrets.token_hex(8)
+    prompt = len(job.prompt_token_ids)
+    args: list[Any] = [
+        *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
+        *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
+        *(charge(job), prompt, max(job.n, 1), max(prefill, 0), max(predicted, 0)),
+        *(route, min(MAX_ROUTES, MAX_ROUTES_BYTES // max(len(route), 1)), ROUTES_TTL_MS),
+    ]
+    names = [
+        *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
+        *(keys.load(worker, worker_incarnation), keys.routes),
+    ]
+    try:
+        answer, *details = await broker.script("submit", names, args)
+    except BrokerFull:
+        # It may be there already, from an attempt whose reply was lost or from another gateway.
+        attached = await attach(broker, job.request_id, digest, submission, gateway)
+        if attached is None:
+            raise
+        return attached
+    if answer == b"taken":
+        raise RequestIdTaken(job.request_id)
+    if answer == b"full":
+        raise QueueFull(worker, int(details[0]), max_queue)
+    if answer == b"gone":
+        raise WorkerGone(worker, worker_incarnation, details[0].decode(errors="replace"))
+    return Submitted(answer.decode())
+
+
+async def attach(broker: Broker, request_id: str, digest: bytes, submission: str, gateway: str) -> Submitted | None:
+    """None: there is no such job. ACCEPTED: it came with this submission."""
+    names = [broker.keys.job(request_id)]
+    (answer,) = await broker.script("attach", names, [digest, submission, gateway])
+    if answer == b"taken":
+        raise RequestIdTaken(request_id)
+    return None if answer == b"unknown" else Submitted(answer.decode())
+
+
+def _bounded(deadline_ms: int) -> int:
+    return min(max(deadline_ms, 0), MAX_DEADLINE_MS)
