@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from worker.model.errors import ModelUnsupported
-from worker.model.simulated_runner import SimulatedRunner, Timing
+from worker.model.simulated_runner import LAYOUT, SimulatedRunner, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,6 @@ FORM: Final = "simulated:PREFILL_TOK_S,DECODE_MS[,SEQUENCE_MS]"
 DEFAULT: Final = Timing(prefill_tok_s=1000.0, decode_s=0.02, sequence_s=0.001)
 CONTEXT_LENGTH: Final = 131072
 """In tokens. What a pool can hold is less, as a rule."""
-LAYOUT: Final = "octavo-simulated/1"
-"""Changes whenever pages or tokens may differ from those of an older version."""
 
 
 def is_simulated(spec: str) -> bool:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Digests = npt.NDArray[np.uint64]
 
+LAYOUT: Final = "simulated/1"
+"""Changes whenever pages or tokens may differ from those of an older version."""
 DIGEST: Final = np.dtype("<u8")
 """What a page holds for each position."""
 
@@ -92,6 +94,11 @@ class SimulatedRunner:
         """Of one block."""
         return self.block_size * DIGEST.itemsize
 
+    @property
+    def page_layout(self) -> str:
+        """A digest for each position, in order."""
+        return LAYOUT
+
     def forward(self, rows: Sequence[StepRow]) -> npt.NDArray[np.float32]:
         """Runs one step; returns float32 logits ``[sum of the rows' logits, VOCAB_SIZE]`` when its time is over.
 
@@ -116,15 +123,15 @@ class SimulatedRunner:
         sources, targets = map(list, zip(*pairs, strict=True))
         self._pages[targets] = self._pages[sources]
 
-    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """The contents of blocks, ``page_bytes`` each."""
-        return [self._pages[block].tobytes() for block in block_ids]
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        """What these blocks hold, ``page_bytes`` each."""
+        return [self._pages[block].tobytes() for block in blocks]
 
-    def write_blocks(self, block_ids: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Replaces the contents of blocks. Raises ValueError, and writes nothing, for a payload of another size."""
+    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
+        """Makes these blocks hold that. Raises ValueError, and writes nothing, for a payload of another size."""
         if any(len(payload) != self.page_bytes for payload in payloads):
             raise ValueError(f"a block has {self.page_bytes} bytes")
-        for block, payload in zip(block_ids, payloads, strict=True):
+        for block, payload in zip(blocks, payloads, strict=True):
             self._pages[block] = np.frombuffer(payload, dtype=DIGEST)
 
     def _checked(self, row: StepRow) -> npt.NDArray[np.int64]:
