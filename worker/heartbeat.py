@@ -1,4 +1,4 @@
-"""A worker's heartbeat: its lease, its model card, and the jobs whose gateway has died."""
+"""A worker's heartbeat: its lease, its model card, its part of the prefix index, and jobs whose gateway has died."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore.errors import KvError
 from kvstore.jobs import Finished, Jobs
 from kvstore.outage import Outage
+from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import HEARTBEAT_S, ModelCard, Registry, WorkerInfo
 from octavo.v1 import inference_pb2, job_pb2
 from worker.errors import LeaseLostError
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.client import Broker
+    from worker.committer import Committer
+    from worker.held import Held
     from worker.journal import Journal
+    from worker.rates import Rates
     from worker.step import EngineStats
 
 logger = logging.getLogger(__name__)
 
+AUDIT_S = 30.0
+"""How often the members of the prefix index are compared with the pool's offers; their number is at every heartbeat."""
 CARD_S = 5.0
 """How often the model's card is renewed; also how long gateways may miss it after Redis has lost everything."""
 
@@ -37,12 +43,19 @@ class Heartbeat:
         info: WorkerInfo,
         card: ModelCard,
         journal: Journal,
+        committer: Committer,
+        held: Held,
+        rates: Rates,
         stats: Callable[[], EngineStats],
         orphan_grace_s: float,
     ) -> None:
         """``orphan_grace_s``: seconds that a job goes on after its gateway's lease has lapsed."""
         self._registry = Registry(broker)
         self._jobs = Jobs(broker)
+        self._index = PrefixIndex(broker)
+        self._committer = committer
+        self._held = held
+        self._rates = rates
         self._info = info
         self._card = card
         self._journal = journal
@@ -67,6 +80,7 @@ class Heartbeat:
         outage = Outage(logger, "renewing the lease")
         while True:
             draining = self._draining.is_set()
+            look = self._held.look()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     renewed = await self._registry.renew(self._live_info())
@@ -80,6 +94,8 @@ class Heartbeat:
                 if not renewed.held_lease:
                     raise LeaseLostError(f"another process holds the lease of worker {self._info.id}")
                 self.told_of_drain = draining
+                self._held.seen(look, renewed.held_count)
+                self._committer.publish()
             await self._pause(draining)
 
     async def tend(self) -> None:
@@ -97,6 +113,21 @@ class Heartbeat:
             else:
                 outage.worked()
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def audit(self) -> None:
+        """Compares the prefix index with the pool's offers, member by member. Never returns."""
+        outage = Outage(logger, "looking through the prefix index")
+        while True:
+            await asyncio.sleep(AUDIT_S)
+            self._held.begin_audit()
+            try:
+                members = await self._index.members(self._info.id, self._info.incarnation)
+            except KvError as error:
+                outage.failed(error)
+            else:
+                outage.worked()
+                self._held.audited(members)
+                self._committer.publish()
 
     async def leave(self) -> None:
         """Gives the lease back, so that the fleet need not wait for it to lapse."""
@@ -118,7 +149,7 @@ class Heartbeat:
             return
 
     def _live_info(self) -> WorkerInfo:
-        stats = self._stats()
+        stats, rates = self._stats(), self._rates.now
         return replace(
             self._info,
             running=stats.running,
@@ -126,6 +157,10 @@ class Heartbeat:
             blocks_free=stats.blocks_free,
             blocks_cached=stats.blocks_cached,
             blocks_used=stats.blocks_used,
+            prefill_tok_s=rates.prefill_tok_s,
+            step_ms=rates.step_ms,
+            sequence_ms=rates.sequence_ms,
+            index="degraded" if self._held.drifted else "exact",
         )
 
     async def _end_orphans(self) -> None:

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import KvError
 from kvstore.jobs import Claim, Commit, Jobs
+from kvstore.prefix_index import PrefixIndex
 from octavo.v1 import inference_pb2, job_pb2
 from worker.committer import Committer
 from worker.errors import StuckError
 from worker.heartbeat import Heartbeat
+from worker.held import Held
 from worker.intake import Intake
 from worker.journal import Journal
+from worker.rates import Measured, Rates
 from worker.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -63,9 +66,23 @@ class WorkerLoop:
         self._jobs = Jobs(broker)
         self._journal = Journal(config.id)
         self._stats: EngineStats = engine.stats()
-        self._heartbeat = Heartbeat(broker, info, card, self._journal, lambda: self._stats, config.orphan_grace)
+        self._held = Held()
+        self._rates = Rates(Measured(info.prefill_tok_s, info.step_ms, info.sequence_ms))
         self._intake = Intake(broker, config.id, info.incarnation, self._journal, info.max_running)
-        self._committer = Committer(self._jobs, config.id, info.incarnation, self._settled)
+        self._committer = Committer(
+            self._jobs, PrefixIndex(broker), self._held, config.id, info.incarnation, self._settled
+        )
+        self._heartbeat = Heartbeat(
+            broker,
+            info,
+            card,
+            self._journal,
+            self._committer,
+            self._held,
+            self._rates,
+            lambda: self._stats,
+            config.orphan_grace,
+        )
         self._draining = asyncio.Event()
         self._drained_by: float | None = None
         self._stepper = Stepper(engine, self._note)
@@ -93,6 +110,7 @@ class WorkerLoop:
             "committer": self._committer.run(),
             "lease": self._heartbeat.run(),
             "upkeep": self._heartbeat.tend(),
+            "audit": self._heartbeat.audit(),
             "intake": self._intake.read(),
             "doorbell": self._intake.listen(),
             "watch": self._watch(),
@@ -143,6 +161,7 @@ class WorkerLoop:
                 if job is not None and job.since == change:
                     deliveries += self._journal.fail(request_id, job_pb2.FAILURE_INVALID, error)
             output = stepped.output
+            self._held.apply(stepped.events if output is None else output.events)
             if output is not None:
                 record, ended, seen = self._journal.record, stepped.ended, stepped.seen
                 deliveries += [d for o in output.outputs if (d := record(o, ended, seen)) is not None]
@@ -150,7 +169,9 @@ class WorkerLoop:
             await self._hand_over(deliveries)
             self._stepper.taken()
             self._tell(stepped.stats)
-            if output is not None:
+            if output is None:
+                self._metrics.events(stepped.events)
+            else:
                 self._tell_step(output, stepped.ended - stepped.began)
 
     def _tell_parts(self, stepped: Stepped, deliveries: list[job_pb2.Delivery], began: float) -> None:
@@ -163,8 +184,11 @@ class WorkerLoop:
                 parts.add("wait", delivery.route.prefill_ms / 1000 - (stepped.ended - stepped.began))
 
     def _tell_step(self, output: StepOutput, seconds: float) -> None:
-        self._metrics.step(output.stats, seconds)
+        stats = output.stats
+        self._metrics.step(stats, seconds)
         self._metrics.events(output.events)
+        if not output.failures:
+            self._rates.step(prompt_tokens=stats.tokens - stats.decoded, decoded=stats.decoded, seconds=seconds)
         # A step that fails is tried again in parts, which mostly fail for the same reason.
         for failure in {repr(each): each for each in output.failures}.values():
             logger.error("a step failed, %d times in all", len(output.failures), exc_info=failure)
@@ -196,6 +220,7 @@ class WorkerLoop:
         """Raises StuckError when a step does not return, or a drain does not end within its time."""
         while True:
             await asyncio.sleep(1.0)
+            self._metrics.index(self._held.drifts)
             now = time.monotonic()
             began = self._stepper.step_began
             if began is not None and now - began > STEP_LIMIT_S:

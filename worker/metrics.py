@@ -62,6 +62,11 @@ class WorkerMetrics:
         self.displacements = Counter(
             "octavo_displacements", "Those of the preemptions that made place for a higher priority", registry=registry
         )
+        self.index_repairs = Counter(
+            "octavo_index_repairs",
+            "Times that the prefix index was found to differ from what the pool offers, and written anew",
+            registry=registry,
+        )
         self._gauges = [
             *(self.sequences.labels(state) for state in ("running", "waiting")),
             *(self.blocks.labels(state) for state in ("free", "cached", "used")),
@@ -71,6 +76,7 @@ class WorkerMetrics:
             *(self.evictions, self.preemptions, self.displacements),
         ]
         self._seen = (0, 0, 0, 0, 0)
+        self._drifts = 0
         self.parts = Parts(*SHELL_PARTS)
         registry.register(PartsCollector("octavo_part_seconds", "Parts of the shell's work", "part", self.parts))
         self._threads = _ThreadSeconds()
@@ -98,6 +104,11 @@ class WorkerMetrics:
         """Counts what became of the pool's offers."""
         for kind, count in Counts(event.kind for event in events).items():
             self.pool_events.labels(kind.value).inc(count)
+
+    def index(self, drifts: int) -> None:
+        """How often the index was found to differ, in all."""
+        self.index_repairs.inc(drifts - self._drifts)
+        self._drifts = drifts
 
     def engine(self, stats: EngineStats) -> None:
         """Copies the engine's figures. Its totals only grow; the counters advance by the difference."""

@@ -7,20 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvstore.block_hash import BlockHash
 from kvstore.errors import BrokerUnreachable, CommitGap
-from kvstore.jobs import Commit, Finished, Jobs
+from kvstore.jobs import Commit, Committed, Finished, Jobs
+from kvstore.prefix_index import HeldChange, PrefixIndex, short
 from octavo.v1 import inference_pb2, job_pb2
+from tests.support.waiting import until
 from worker import committer
 from worker.committer import Committer
+from worker.held import Held
+from worker.scheduling.block import Event, EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Sequence
+
+A, B = BlockHash(b"a" * 32), BlockHash(b"b" * 32)
 
 
 class ScriptedJobs(Jobs):
     """Answers commits by a script: one entry for each call, an outcome for all or an exception."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: set[bytes]) -> None:
+        self.members = members
+        self.changes: list[HeldChange | None] = []
         self.script: list[Any] = []
         self.commits: list[list[str]] = []
         self.finishes: list[Any] = []
@@ -28,13 +37,20 @@ class ScriptedJobs(Jobs):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def commit(self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery]) -> list[Commit]:
+    async def commit(
+        self, worker: str, incarnation: str, deliveries: Sequence[job_pb2.Delivery], held: HeldChange | None = None
+    ) -> Committed:
+        assert (worker, incarnation) == ("w0", "incarnation")
         await self.gate.wait()
         self.commits.append([f"{d.request_id}{d.chunk.start}" for d in deliveries])
+        self.changes.append(held)
         answer = self.script.pop(0) if self.script else Commit.WRITTEN
-        if isinstance(answer, Exception):
+        if held is not None:
+            self.members |= {*held.added}
+            self.members -= {*held.removed}
+        if isinstance(answer, Exception):  # written, but nobody was told
             raise answer
-        return [answer] * len(deliveries)
+        return Committed([answer] * len(deliveries), len(self.members))
 
     async def finish(self, request_id: str, **_: Any) -> Finished:
         if self.finishes and (error := self.finishes.pop(0)) is not None:
@@ -43,13 +59,35 @@ class ScriptedJobs(Jobs):
         return Finished.ENDED
 
 
+class ScriptedIndex(PrefixIndex):
+    """Writes the whole set, or fails by a script."""
+
+    def __init__(self, shown: set[bytes]) -> None:
+        self.shown = shown
+        self.failures: list[Exception] = []
+        self.written: list[list[bytes]] = []
+
+    async def replace(self, worker: str, incarnation: str, held: Collection[bytes]) -> int:
+        assert (worker, incarnation) == ("w0", "incarnation")
+        if self.failures:
+            raise self.failures.pop(0)
+        self.shown.clear()
+        self.shown |= {*held}
+        self.written.append([*held])
+        return len(held)
+
+
 class Line:
     """A running committer, and what it said of each delivery."""
 
     def __init__(self) -> None:
-        self.jobs = ScriptedJobs()
+        self.members: set[bytes] = set()
+        """What the index has."""
+        self.jobs = ScriptedJobs(self.members)
+        self.index = ScriptedIndex(self.members)
+        self.held = Held()
         self.outcomes: list[tuple[str, Commit]] = []
-        self.committer = Committer(self.jobs, "w0", "incarnation", self._settled)
+        self.committer = Committer(self.jobs, self.index, self.held, "w0", "incarnation", self._settled)
 
     def _settled(self, delivery: job_pb2.Delivery, outcome: Commit) -> None:
         self.outcomes.append((f"{delivery.request_id}{delivery.chunk.start}", outcome))
@@ -113,3 +151,90 @@ async def test_a_job_with_a_gap_is_ended_and_the_others_are_told_their_outcome(l
     assert line.jobs.finished == ["a"]
     assert line.jobs.commits == [["a7", "b2", "a8"], ["b2"]]
     assert line.outcomes == [("a7", Commit.FENCED), ("b2", Commit.DUPLICATE), ("a8", Commit.FENCED)]
+
+
+# The prefix index
+
+
+def stored(*hashes: BlockHash) -> list[Event]:
+    return [Event(EventKind.STORED, hash_) for hash_ in hashes]
+
+
+def change(*added: BlockHash) -> HeldChange:
+    return HeldChange(tuple(short(hash_) for hash_ in added))
+
+
+async def test_what_the_pool_offers_goes_along_with_deliveries(line: Line) -> None:
+    line.jobs.gate.clear()
+    line.held.apply(stored(A))
+    await line.committer.put([delivery("a", 0)])
+    await asyncio.sleep(0)  # on its way
+    line.held.apply(stored(B))
+    await line.committer.put([delivery("a", 1)])
+    await line.committer.put([])
+    line.jobs.gate.set()
+    await line.committer.flushed()
+    assert line.jobs.commits == [["a0"], ["a1"]]
+    assert line.jobs.changes == [change(A), change(B)]
+    assert line.members == line.held.offered == {short(A), short(B)}
+
+
+async def test_a_step_without_deliveries_is_committed_for_the_index_alone(line: Line) -> None:
+    await line.committer.put([])
+    await line.committer.flushed()
+    assert line.jobs.commits == []
+    line.held.apply(stored(A))
+    await line.committer.put([])
+    await line.committer.flushed()
+    assert (line.jobs.commits, line.jobs.changes) == ([[]], [change(A)])
+    assert line.committer.unsettled == 0
+
+
+async def test_a_change_survives_failures_and_what_comes_meanwhile(line: Line) -> None:
+    line.jobs.gate.clear()
+    line.jobs.script = [BrokerUnreachable("lost its reply"), CommitGap({"a": {0: 3}}), Commit.WRITTEN]
+    line.held.apply(stored(A))
+    await line.committer.put([delivery("a", 7)])
+    await asyncio.sleep(0)
+    line.held.apply([*stored(B), Event(EventKind.EVICTED, A)])
+    await line.committer.put([])
+    line.jobs.gate.set()
+    await line.committer.flushed()
+    assert line.jobs.changes[:3] == [change(A)] * 3
+    assert line.jobs.changes[3:] == [HeldChange((short(B),), (short(A),))]
+    assert line.members == {short(B)}
+    assert not line.held.drifted
+
+
+async def test_drift_that_a_commit_shows_is_mended_at_once(line: Line) -> None:
+    line.held.apply(stored(A))
+    await line.committer.put([])
+    await line.committer.flushed()
+    line.members.clear()
+    line.held.apply(stored(B))
+    await line.committer.put([delivery("a", 0)])
+    await line.committer.flushed()
+    assert line.index.written == [[short(A), short(B)]]
+    assert line.members == {short(A), short(B)}
+    assert (line.held.drifted, line.held.drifts) == (False, 1)
+
+
+async def test_deliveries_do_not_wait_for_an_index_that_cannot_be_mended(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.index.failures = [BrokerUnreachable("full")] * 2
+    line.held.seen(line.held.look(), 5)
+    await line.committer.put([delivery("a", 0)])
+    await line.committer.flushed()
+    assert line.outcomes == [("a0", Commit.WRITTEN)]
+    assert len(line.index.failures) == 1  # and not again and again
+    assert line.held.drifted
+    monkeypatch.setattr(committer, "MEND_EVERY_S", 0.0)
+    line.committer._mend_due = 0.0
+    line.committer.publish()
+
+    async def mended() -> bool:
+        return not line.held.drifted
+
+    await until(mended, within_s=5)
+    assert line.index.written == [[]]
