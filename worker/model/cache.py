@@ -24,7 +24,7 @@ from filelock import FileLock
 from worker.model.errors import ModelDamaged, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,6 @@ def file_digest(path: Path, cache_dir: Path) -> str:
     except OSError as error:
         log.warning("can't keep the digest of %s, it will be computed at each start: %s", path, error)
     return digest
-
-
-def joined_digest(parts: Iterable[str]) -> str:
-    """SHA-256 (hex) of several texts, no two lists of which collide."""
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 def converted(key: str, cache_dir: Path, convert: Callable[[Path], None]) -> Path:

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from worker.model import gguf, tokenizer_files
-from worker.model.cache import converted, file_digest, joined_digest
+from worker.model.cache import converted, file_digest
+from worker.model.digest import joined_digest
 from worker.model.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 
 Progress = Callable[[str], None]

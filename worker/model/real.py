@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from worker.model import loader
-from worker.model.cache import joined_digest
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
+from worker.model.digest import joined_digest
 from worker.model.errors import ModelUnsupported
 from worker.model.loader import INT8
 from worker.model.prepared import Prepared, kernels_of, texts_of

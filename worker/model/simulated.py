@@ -69,7 +69,7 @@ def prepare(config: WorkerConfig, progress: Callable[[str], None]) -> Prepared:
         ModelUnsupported: settings that it can't have.
     """
     from worker.model import simulated_text as text
-    from worker.model.cache import joined_digest
+    from worker.model.digest import joined_digest
     from worker.model.prepared import Prepared, kernels_of, texts_of
 
     look(config.model, dtype=config.dtype, device=config.device)

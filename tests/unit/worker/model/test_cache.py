@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from worker.model.cache import converted, file_digest, joined_digest
+from worker.model.cache import converted, file_digest
+from worker.model.digest import joined_digest
 from worker.model.errors import ModelDamaged, ModelError
 
 if TYPE_CHECKING:
