@@ -1,0 +1,88 @@
+"""Small lies about a good run, each of which breaks one invariant and no other: they prove that the checker sees.
+
+A mutation takes a run and a source of randomness, and gives the run with one lie in it, or None where there is no place
+for that lie. It works on made-up runs and on real ones: a harness that proves itself on what it has just measured can't
+have looked away.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos import mutations_of_ends, mutations_of_remains, mutations_of_tokens
+from tests.chaos.checker import check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.chaos.evidence import Rules, Run
+
+    Change = Callable[[Run, random.Random], Run | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One lie, and the invariant that it breaks."""
+
+    name: str
+    invariant: str
+    apply: Change
+
+
+MUTATIONS: Final = tuple(
+    Mutation(change.__name__.replace("_", " "), invariant, change)
+    for invariant, change in (*mutations_of_tokens.CHANGES, *mutations_of_ends.CHANGES, *mutations_of_remains.CHANGES)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What became of one mutation: how often it could be tried, how often exactly its invariant was found broken."""
+
+    mutation: str
+    invariant: str
+    tried: int
+    caught: int
+    missed: tuple[str, ...] = ()
+    """For each that was not: the seed, and what was found instead."""
+
+    @property
+    def holds(self) -> bool:
+        return self.caught == self.tried
+
+
+def prove(run: Run, rules: Rules, *, seed: int, times: int = 5) -> list[Proof]:
+    """Tries each mutation ``times`` on a run. What the run itself breaks already is not counted for a mutation."""
+    before = set(check(run, rules))
+    proofs = []
+    for mutation in MUTATIONS:
+        tried, missed = 0, []
+        for attempt in range(times):
+            changed = mutation.apply(run, random.Random(f"{seed}/{mutation.name}/{attempt}"))
+            if changed is None:
+                continue
+            tried += 1
+            broken = {each.invariant for each in set(check(changed, rules)) - before}
+            if broken != {mutation.invariant}:
+                missed.append(f"{seed}/{mutation.name}/{attempt}: {' '.join(sorted(broken)) or 'nothing'}")
+        proofs.append(Proof(mutation.name, mutation.invariant, tried, tried - len(missed), tuple(missed)))
+    return proofs
+
+
+def table(proofs: list[Proof]) -> str:
+    """For people."""
+    width = max(len(proof.mutation) for proof in proofs)
+    lines = [f"{'mutation':{width}}  breaks  tried  caught"]
+    for proof in proofs:
+        lines.append(f"{proof.mutation:{width}}  {proof.invariant:6}  {proof.tried:5}  {proof.caught:6}")
+        lines += [f"    MISSED {miss}" for miss in proof.missed]
+    return "\n".join(lines)
+
+
+def without_findings(run: Run, rules: Rules) -> Run:
+    """The run without the requests that something was found about: a place for mutations in a run that is not good."""
+    about = {each.where.split(" ")[0] for each in check(run, rules)}
+    kept = {name: request for name, request in run.requests.items() if name not in about}
+    return replace(run, requests=kept)

@@ -1,0 +1,197 @@
+"""Lies about how requests ended, and with what status; see ``mutations``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos.history import ATTACH, BAD, CANCEL, LOAD, PROBE, Call, Called, Came, Ended, Request
+from tests.chaos.mutations_of_tokens import OTHER
+from tests.chaos.places import at, copied, is_whole, last_calls, of_role, put, with_tokens
+from tests.chaos.streams import WHOLE, seen_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from tests.chaos.evidence import Run
+
+
+def double_finish(run: Run, numbers: random.Random) -> Run | None:
+    """A terminal chunk comes twice."""
+
+    def places(request: Request) -> Iterator[tuple[Call, int]]:
+        for call in request.streams:
+            yield from ((call, index) for index, chunk in enumerate(call.chunks) if chunk.finish)
+
+    def change(call: Call, index: int) -> None:
+        end = call.chunks[index]
+        call.chunks.append(replace(end, start=end.start + len(end.tokens), tokens=(), text=""))
+
+    return at(run, numbers, places, change)
+
+
+def token_after_the_end(run: Run, numbers: random.Random) -> Run | None:
+    """One more, behind the terminal chunk."""
+
+    def places(request: Request) -> Iterator[tuple[Call, int]]:
+        for call in request.streams:
+            yield from ((call, index) for index, chunk in enumerate(call.chunks) if chunk.finish in WHOLE)
+
+    def change(call: Call, index: int) -> None:
+        end = call.chunks[index]
+        call.chunks.append(replace(end, start=end.start + len(end.tokens), tokens=(OTHER,), text="x", finish=""))
+
+    return at(run, numbers, places, change)
+
+
+def missing_finish(run: Run, numbers: random.Random) -> Run | None:
+    """A choice has all its tokens and no end, in any call."""
+    candidates = [request for request in of_role(run, LOAD) if is_whole(request)]
+    if not candidates:
+        return None
+    request = copied(numbers.choice(candidates))
+    choice = numbers.randrange(request.invoked.n)
+    for call in request.streams:
+        call.chunks = [replace(one, finish="") if one.choice == choice else one for one in call.chunks]
+    return put(run, request)
+
+
+def ends_in_two_ways(run: Run, numbers: random.Random) -> Run | None:
+    """Asked again, a request has ended otherwise."""
+    candidates = [request for request in of_role(run, LOAD) if is_whole(request)]
+    if not candidates:
+        return None
+    request = copied(numbers.choice(candidates))
+    last = request.calls[-1]
+    assert last.ended is not None
+    number = len(request.calls)
+    have = {choice: len(one.tokens) for choice, one in enumerate(seen_of(request))}
+    again = Call(Called(request.id, number, last.ended.at, ATTACH, last.began.target, have))
+    end = Came(request.id, number, last.ended.at, choice=0, start=have[0], finish="ERROR")
+    again.chunks.append(end)
+    again.ended = replace(last.ended, call=number, status="UNAVAILABLE")
+    request.calls.append(again)
+    return put(run, request)
+
+
+def lost_request(run: Run, numbers: random.Random) -> Run | None:
+    """It was accepted, then there is only UNAVAILABLE."""
+    candidates = [request for request in of_role(run, LOAD) if is_whole(request)]
+    if not candidates:
+        return None
+    request = copied(numbers.choice(candidates))
+    call = request.streams[-1]
+    request.calls = [*request.calls[: request.calls.index(call)], call]
+    for one in request.streams:
+        one.chunks = [chunk for chunk in one.chunks if not chunk.finish]
+    call.usage = None
+    call.ended = Ended(request.id, call.began.call, call.began.at, "UNAVAILABLE")
+    return put(run, request)
+
+
+def hanging_call(run: Run, numbers: random.Random) -> Run | None:
+    """The last call never ends."""
+
+    def change(call: Call, _: int) -> None:
+        call.ended = None
+
+    return at(run, numbers, last_calls, change)
+
+
+def late_end(run: Run, numbers: random.Random) -> Run | None:
+    """A request ends long after its deadline."""
+    candidates = [request for request in of_role(run, LOAD) if is_whole(request) and request.invoked.deadline_s]
+    if not candidates:
+        return None
+    request = copied(numbers.choice(candidates))
+    last = request.streams[-1]
+    assert last.ended is not None
+    assert request.invoked.deadline_s is not None
+    last.ended = replace(last.ended, at=request.invoked.at + request.invoked.deadline_s + 60.0)
+    return put(run, request)
+
+
+def output_after_a_cancel(run: Run, numbers: random.Random) -> Run | None:
+    """A worker goes on with a cancelled request."""
+
+    def places(request: Request) -> Iterator[tuple[Call, int]]:
+        cancels = [call.ended for call in request.calls if call.began.verb == CANCEL and call.ended]
+        told = [ended.at for ended in cancels if ended.cancelled]
+        for call, index, _ in with_tokens(request):
+            if told and call.began.at < told[0]:
+                yield call, index
+
+    def change(call: Call, index: int) -> None:
+        call.chunks[index:] = [replace(one, at=one.at + 10.0) for one in call.chunks[index:]]
+        if call.ended is not None:
+            call.ended = replace(call.ended, at=call.ended.at + 10.0)
+
+    return at(run, numbers, places, change)
+
+
+def error_of_the_wrong_class(run: Run, numbers: random.Random) -> Run | None:
+    """A good request is told that it is bad, or that something broke."""
+    candidates = [*of_role(run, LOAD), *of_role(run, PROBE)]
+    if not candidates:
+        return None
+    request = copied(numbers.choice(candidates))
+    status = numbers.choice(("INTERNAL", "UNKNOWN", "INVALID_ARGUMENT", "ALREADY_EXISTS"))
+    first = request.calls[0].began
+    request.calls.insert(0, Call(first, ended=Ended(request.id, first.call, first.at, status)))
+    return put(run, request)
+
+
+def bad_input_breaks_something(run: Run, numbers: random.Random) -> Run | None:
+    """Bad input meets a server's error instead of a refusal."""
+    bad = of_role(run, BAD)
+    if not bad:
+        return None
+    request = copied(numbers.choice(bad))
+    last = request.streams[-1]
+    assert last.ended is not None
+    last.ended = replace(last.ended, status=numbers.choice(("INTERNAL", "UNKNOWN")))
+    return put(run, request)
+
+
+def overload_without_retry_info(run: Run, numbers: random.Random) -> Run | None:
+    """A client is turned away and not told for how long."""
+
+    def places(request: Request) -> Iterator[tuple[Call, int]]:
+        return ((call, 0) for call in request.streams if call.status == "RESOURCE_EXHAUSTED")
+
+    def change(call: Call, _: int) -> None:
+        assert call.ended is not None
+        call.ended = replace(call.ended, retry_after_ms=None)
+
+    return at(run, numbers, places, change)
+
+
+def no_service_afterwards(run: Run, numbers: random.Random) -> Run | None:
+    """A probe, sent when all faults were healed, is refused."""
+    probes = of_role(run, PROBE)
+    if not probes:
+        return None
+    request = copied(numbers.choice(probes))
+    for call in request.streams:
+        call.chunks.clear()
+        call.usage = None
+        assert call.ended is not None
+        call.ended = replace(call.ended, status="UNAVAILABLE")
+    return put(run, request)
+
+
+CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...]] = (
+    ("I1", double_finish),
+    ("I1", token_after_the_end),
+    ("I1", missing_finish),
+    ("I1", ends_in_two_ways),
+    ("I1", lost_request),
+    ("I1", hanging_call),
+    ("I1", late_end),
+    ("I1", output_after_a_cancel),
+    ("I7", error_of_the_wrong_class),
+    ("I7", bad_input_breaks_something),
+    ("I7", overload_without_retry_info),
+    ("I7", no_service_afterwards),
+)

@@ -1,0 +1,143 @@
+"""Checks of what a run leaves: logs (I1, I2, I3), the broker (I4), pools (I5), figures (I6). Pure."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos.findings import Finding
+from tests.chaos.streams import seen_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.chaos.evidence import Answer, LogEntry, Pool, Run, Scrape, Snapshot
+    from tests.chaos.history import Request
+
+LASTING: Final = ("workers", "jobs:", "routes", "dead", "ledger", "pages")
+"""What may stay in the broker for ever, or as long as a worker lives."""
+PER_REQUEST: Final = ("job:", "log:")
+ACCEPTED: Final = "accepted"
+IN_FLIGHT: Final = "in_flight"
+HITS: Final = 'octavo_prefix_tokens_total{result="hit"}'
+QUERIES: Final = 'octavo_prefix_tokens_total{result="queried"}'
+
+
+def check_log(request_id: str, log: tuple[LogEntry, ...], choices: int) -> Iterator[Finding]:
+    """A token log by itself: what clients never see, because gateways pass it over, is here."""
+    where = f"log of {request_id}"
+    following: dict[int, int] = {}
+    finishes: dict[int, str] = {}
+    attempt = 0
+    for entry in log:
+        for choice in [entry.choice] if entry.attempt else [one for one in range(choices) if one not in finishes]:
+            if choice in finishes:
+                name = "second end" if entry.finish else "output behind the end"
+                yield Finding("I1", name, where, f"choice {choice}: an entry behind its {finishes[choice]}")
+            elif entry.finish:
+                finishes[choice] = entry.finish
+        if not entry.attempt:
+            continue
+        if entry.attempt < attempt:
+            yield Finding("I2", "late attempt", where, f"an entry of attempt {entry.attempt} behind one of {attempt}")
+        attempt = max(attempt, entry.attempt)
+        expected = following.get(entry.choice, 0)
+        if entry.start != expected:
+            name = "gap" if entry.start > expected else "repeat"
+            yield Finding("I2", name, where, f"choice {entry.choice}: an entry at {entry.start}, {expected} is next")
+        following[entry.choice] = max(expected, entry.start + len(entry.tokens))
+
+
+def check_log_tokens(request: Request, log: tuple[LogEntry, ...], oracle: Answer) -> Iterator[Finding]:
+    """The log has what is right (I3), and all that the client has seen (I2)."""
+    where = f"log of {request.id}"
+    placed: dict[int, dict[int, int]] = {}
+    for entry in log:
+        right = oracle.choices[entry.choice].tokens if entry.choice < len(oracle.choices) else ()
+        for index, token in enumerate(entry.tokens, entry.start):
+            placed.setdefault(entry.choice, {})[index] = token
+            if index >= len(right) or right[index] != token:
+                yield Finding("I3", "differs", where, f"choice {entry.choice}: token {index} is {token}")
+                return
+    for choice, one in enumerate(seen_of(request)):
+        unknown = sorted(set(one.tokens) - set(placed.get(choice, {})))
+        if unknown:
+            yield Finding("I2", "not in the log", where, f"choice {choice}: the client has tokens {unknown[:5]}")
+
+
+def check_broker(snapshot: Snapshot) -> Iterator[Finding]:
+    """I4: nothing waits, nothing lives, nothing is charged, and what is left expires."""
+    for worker, stream in snapshot.streams.items():
+        if stream.length:
+            yield Finding("I4", "entry left", f"jobs:{worker}", f"{stream.length} in the stream")
+        if stream.pending:
+            yield Finding("I4", "pending", f"jobs:{worker}", f"{stream.pending} read and not acknowledged")
+    for request_id, job in snapshot.jobs.items():
+        if job.state != "ended":
+            yield Finding("I4", "live job", f"job:{request_id}", f"it is {job.state}, attempt {job.attempt}")
+    for load, charged in snapshot.loads.items():
+        if any(charged.values()):
+            yield Finding("I4", "charge left", f"load:{load}", " ".join(f"{k}={v}" for k, v in charged.items()))
+    for name, key in snapshot.keys.items():
+        live = name.startswith("job:") and snapshot.jobs.get(name[4:]) is not None
+        if live and snapshot.jobs[name[4:]].state != "ended":
+            continue  # told already
+        if key.ttl_ms is None and not name.startswith(LASTING) and not _told(name, snapshot):
+            yield Finding("I4", "never expires", name, f"a {key.kind} without a TTL")
+
+
+def _told(name: str, snapshot: Snapshot) -> bool:
+    """Whether another finding of I4 is about this key: of a live job's log, or a load that is charged."""
+    job = snapshot.jobs.get(name[4:]) if name.startswith("log:") else None
+    load = snapshot.loads.get(name.removeprefix("load:")) if name.startswith("load:") else None
+    return (job is not None and job.state != "ended") or (load is not None and any(load.values()))
+
+
+def check_ledger(ledger: Mapping[str, int]) -> Iterator[Finding]:
+    """I1, counted by the broker: what was accepted has ended in one way or another."""
+    if not ledger:
+        return
+    ended = {name: count for name, count in ledger.items() if name not in (ACCEPTED, IN_FLIGHT)}
+    flying, accepted = ledger.get(IN_FLIGHT, 0), ledger.get(ACCEPTED, 0)
+    parts = " + ".join(f"{count} {name}" for name, count in sorted(ended.items()))
+    if accepted != sum(ended.values()) + flying:
+        yield Finding("I1", "ledger", "ledger", f"{accepted} accepted, but {parts} + {flying} in flight")
+    elif flying:
+        yield Finding("I1", "ledger", "ledger", f"{flying} of {accepted} still in flight")
+
+
+def check_pool(pool: Pool) -> Iterator[Finding]:
+    """I5, and of I6 what the worker's lease tells."""
+    parts = f"{pool.free} free + {pool.cached} cached + {pool.used} used"
+    if pool.free + pool.cached + pool.used != pool.total or min(pool.free, pool.cached, pool.used) < 0:
+        yield Finding("I5", "blocks", pool.worker, f"{parts}, of {pool.total}")
+    elif pool.used:
+        yield Finding("I5", "in use", pool.worker, f"{pool.used} blocks in use by nobody")
+    if pool.running or pool.waiting:
+        yield Finding("I6", "gauge", pool.worker, f"{pool.running} running, {pool.waiting} waiting")
+
+
+def check_scrapes(life: str, scrapes: tuple[Scrape, ...]) -> Iterator[Finding]:
+    """I6, of one life of a process."""
+    if scrapes:
+        for name, value in scrapes[-1].gauges.items():
+            if value != 0:
+                yield Finding("I6", "gauge", life, f"{name} is {value:g} at the end")
+    for before, after in pairwise(scrapes):
+        for name, value in before.counters.items():
+            if after.counters.get(name, value) < value:
+                yield Finding("I6", "counter", life, f"{name} fell from {value:g} to {after.counters[name]:g}")
+    for scrape in scrapes:
+        if scrape.counters.get(HITS, 0) > scrape.counters.get(QUERIES, 0):
+            yield Finding("I6", "hits", life, f"{scrape.counters[HITS]:g} of {scrape.counters.get(QUERIES, 0):g}")
+            return
+
+
+def check_remains(run: Run) -> Iterator[Finding]:
+    """All of this module's checks but those of logs."""
+    yield from check_broker(run.broker)
+    yield from check_ledger(run.broker.ledger)
+    for pool in run.pools:
+        yield from check_pool(pool)
+    for life, scrapes in run.scrapes.items():
+        yield from check_scrapes(life, scrapes)
