@@ -19,6 +19,8 @@ from bench.offline_command import engine, peers
 from bench.params import OUT, PLOT, LengthsParam, LevelsParam
 from bench.path_command import path
 from bench.quality_command import quality
+from bench.replay_command import replay
+from bench.routing_command import routing
 from bench.runner import measure, warm_up
 from bench.workload import PROMPT_KINDS, Workload
 from kvstore.errors import KvError
@@ -159,6 +161,8 @@ command.add_command(kernels)
 command.add_command(path)
 command.add_command(peers)
 command.add_command(quality)
+command.add_command(replay)
+command.add_command(routing)
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:

@@ -9,6 +9,9 @@ import click
 
 from bench.workload import Lengths
 
+POLICIES = ("prefix", "least-loaded", "round-robin", "random")
+"""Of gateways."""
+
 
 class LengthsParam(click.ParamType[Lengths]):
     """`N` or `LOW:HIGH`."""
@@ -51,6 +54,19 @@ class NumbersParam(click.ParamType[tuple[float, ...]]):
         if not numbers or not all(0 < number < float("inf") for number in numbers):
             self.fail(f"{value!r} is no list of positive numbers", param, ctx)
         return numbers
+
+
+class PoliciesParam(click.ParamType[tuple[str, ...]]):
+    """Comma-separated policies, each once."""
+
+    name = "P,P,..."
+    ALL = ",".join(POLICIES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = value if isinstance(value, tuple) else tuple(part.strip() for part in str(value).split(","))
+        if unknown := [name for name in names if name not in POLICIES]:
+            self.fail(f"{unknown[0]!r} is none of {', '.join(POLICIES)}", param, ctx)
+        return tuple(dict.fromkeys(names))
 
 
 OUT = click.option(

@@ -1,0 +1,82 @@
+"""Recorded decisions, from the broker and from files: one octavo.v1.RouteRecord a line, as JSON."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from kvstore.client import BrokerConfig, connect
+from octavo.v1 import fleet_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from kvstore.client import Broker
+
+MOST: Final = 20_000
+"""More than a broker keeps."""
+
+logger = logging.getLogger(__name__)
+
+
+class NoRecords(Exception):  # noqa: N818 - a finding, not a kind of error
+    """What was given holds no decisions; the message says where and why."""
+
+
+async def records_from_redis(url: str, namespace: str, most: int = MOST) -> list[fleet_pb2.RouteRecord]:
+    """What a fleet's broker keeps, oldest first.
+
+    Raises:
+        KvError: it does not answer.
+    """
+    broker = await connect(BrokerConfig(url, namespace))
+    try:
+        return await records_of(broker, most)
+    finally:
+        await broker.close()
+
+
+async def records_of(broker: Broker, most: int = MOST) -> list[fleet_pb2.RouteRecord]:
+    """The last ones that the broker keeps, at most so many, oldest first; what does not parse is left out.
+
+    Raises:
+        BrokerError: it does not answer.
+    """
+    records = []
+    for _, values in await broker.call("XREVRANGE", broker.keys.routes, "+", "-", "COUNT", most):
+        try:
+            records.append(fleet_pb2.RouteRecord.FromString(values[b"d"]))
+        except (DecodeError, KeyError):
+            logger.warning("a recorded decision does not parse; it is left out")
+    return records[::-1]
+
+
+def read_records(path: Path) -> list[fleet_pb2.RouteRecord]:
+    """A file that ``write_records`` wrote.
+
+    Raises:
+        NoRecords: a line is none.
+        OSError: it can't be read.
+    """
+    records = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        try:
+            records.append(json_format.Parse(line, fleet_pb2.RouteRecord()))
+        except json_format.ParseError as error:
+            raise NoRecords(f"{path}, line {number}, is no recorded decision: {error}") from error
+    return records
+
+
+def write_records(records: Iterable[fleet_pb2.RouteRecord], path: Path) -> None:
+    """One a line.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with path.open("w") as file:
+        for record in records:
+            file.write(json_format.MessageToJson(record, preserving_proto_field_name=True, indent=None) + "\n")

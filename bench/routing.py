@@ -1,0 +1,220 @@
+"""`octavo bench routing`: policies of gateways under the same loads, on the same workers, in turn."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.machine import describe_machine
+from bench.params import POLICIES
+from bench.replay_records import records_from_redis
+from bench.routing_client import capacity, send
+from bench.routing_figures import THEIRS, Window, summarise, told_aims, told_lag, versus
+from bench.routing_fleet import SETTLE_S, PolicyFleet
+from ops.client import plain
+from ops.config import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.routing_load import GroupedLoad, Scenario
+    from octavo.v1 import fleet_pb2
+    from ops.config import FleetConfig
+
+CALIBRATION_S: Final = 20.0
+PLACES_PER_WORKER: Final = 4
+"""Requests under way at each worker while a fleet's rate is measured."""
+START_S: Final = 45.0
+"""About, for the estimate of a whole sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """One sweep. Seconds throughout."""
+
+    load: GroupedLoad
+    scenarios: tuple[Scenario, ...]
+    policies: tuple[str, ...] = POLICIES
+    warm_s: float = 8.0
+    """Of each run, before anything counts."""
+    seconds: float = 30.0
+    """Of each run, that count."""
+    drain_s: float = 5.0
+    """After each run, for what it has begun."""
+    capacity: float | None = None
+    """Answers per second of the fleet without hits, which loads are multiples of; None: measured first."""
+    routes: int = 0
+    """How many of the last decisions are kept, too."""
+
+    @property
+    def runs(self) -> int:
+        return len(self.scenarios) * len(self.policies)
+
+    @property
+    def least_s(self) -> float:
+        """Of the whole sweep, when all answers come at once."""
+        calibration = 0.0 if self.capacity else CALIBRATION_S
+        return START_S + calibration + self.runs * (self.warm_s + self.seconds)
+
+    @property
+    def most_s(self) -> float:
+        """Of the whole sweep, when every run ends with a full queue."""
+        return self.least_s + self.runs * (self.drain_s + SETTLE_S)
+
+    def order(self, turn: int) -> tuple[str, ...]:
+        """Policies of a scenario: another one goes first each time."""
+        first = turn % len(self.policies)
+        return (*self.policies[first:], *self.policies[:first])
+
+
+@dataclass(slots=True)
+class Results:
+    """What is known so far; a sweep that is interrupted keeps it."""
+
+    facts: dict[str, Any]
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+    routes: list[fleet_pb2.RouteRecord] = field(default_factory=list)
+    """The last decisions, where they were asked for."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        ratios = versus(self.runs)
+        return {
+            **self.facts,
+            "complete": self.complete,
+            "runs": self.runs,
+            "versus_least_loaded": ratios,
+            "told": [*told_aims(ratios), told_lag(self.runs)],
+        }
+
+
+async def run_routing(
+    config: RoutingConfig, settings: FleetConfig, results: Results, note: Callable[[str], None]
+) -> None:
+    """Runs the sweep; `results` is filled as runs end, so that what is there when it is cancelled can be told.
+
+    Raises:
+        ChildFailed: the fleet did not start, or its broker ended.
+        KvError: the broker did not start.
+        grpc.aio.AioRpcError: the fleet answers nothing.
+    """
+    results.facts["machine"] = describe_machine()
+    note(
+        f"{config.runs} runs of {config.warm_s + config.seconds:g} s, {config.least_s / 60:.1f} to "
+        f"{config.most_s / 60:.1f} min in all; Ctrl-C ends it with the figures so far"
+    )
+    async with AsyncExitStack() as stack:
+        note(f"starting {settings.workers} worker(s) on {settings.model}, a gateway for each policy")
+        fleet = await stack.enter_async_context(PolicyFleet(settings, config.policies, note))
+        sweep = Sweep(config, fleet, results, note)
+        await sweep.prepare(settings)
+        try:
+            for turn, scenario in enumerate(config.scenarios):
+                for policy in config.order(turn):
+                    await sweep.run(scenario, policy)
+                    fleet.check()
+            results.complete = True
+        finally:
+            if config.routes:
+                results.routes = await records_from_redis(fleet.redis, settings.namespace, config.routes)
+
+
+class Sweep:
+    """Runs on one fleet."""
+
+    def __init__(
+        self, config: RoutingConfig, fleet: PolicyFleet, results: Results, note: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._results = results
+        self._note = note
+        self._vocab_size = 0
+        self._capacity = 0.0
+        self._salt = secrets.token_hex(8)
+
+    async def prepare(self, settings: FleetConfig) -> None:
+        """Looks at the fleet, and measures what it answers without hits unless that was given.
+
+        Raises:
+            grpc.aio.AioRpcError: it answers nothing.
+            ValueError: it answered nothing in time.
+        """
+        config, facts = self._config, self._results.facts
+        policy = THEIRS if THEIRS in config.policies else config.policies[0]
+        client = self._fleet.clients[policy]
+        model, workers = await client.model(), await client.workers()
+        self._vocab_size = model.vocab_size
+        facts["model"] = plain(model)
+        facts["fleet"] = {
+            "workers": len(workers),
+            "kv_tokens": workers[0].kv_tokens,
+            "max_running": workers[0].max_running,
+            "device": workers[0].device,
+            "simulated": settings.model.startswith("simulated"),
+            "threads_per_worker": settings.threads_per_worker(usable_cores()),
+        }
+        facts["config"] = {
+            "model": settings.model,
+            "prefix_tokens": config.load.prefix_tokens,
+            "tail_tokens": str(config.load.tail_tokens),
+            "output_tokens": str(config.load.output_tokens),
+            "seed": config.load.seed,
+            "warm_s": config.warm_s,
+            "seconds": config.seconds,
+            "drain_s": config.drain_s,
+            "scenarios": [asdict(scenario) for scenario in config.scenarios],
+            "policies": list(config.policies),
+        }
+        if config.capacity is None:
+            self._note(f"measuring what the fleet answers without hits, for {CALIBRATION_S:g} s")
+            asks, places = config.load.strangers(self._vocab_size), PLACES_PER_WORKER * len(workers)
+            self._capacity = await capacity(client, asks, salt=self._salt, places=places, seconds=CALIBRATION_S)
+            await self._fleet.settle()
+        else:
+            self._capacity = config.capacity
+        if not self._capacity:
+            raise ValueError(f"the fleet answered nothing within {CALIBRATION_S:g} s; take shorter prompts")
+        facts["capacity_per_s"] = self._capacity
+        facts["capacity_measured"] = config.capacity is None
+        self._note(f"load 1 is {self._capacity:.2f} requests/s")
+
+    async def run(self, scenario: Scenario, policy: str) -> None:
+        """One run, whose figures go to the results."""
+        config, runs = self._config, self._results.runs
+        rate, whole = scenario.load * self._capacity, config.warm_s + config.seconds
+        asks = config.load.asks(scenario, rate, whole, self._vocab_size)
+        place = f"run {len(runs) + 1} of {config.runs}: {scenario.name}, load {scenario.load:g}, {policy}"
+        self._note(f"{place}: {len(asks)} requests in {whole:g} s")
+        salt = f"{self._salt}/{len(runs)}"
+        client = self._fleet.clients[policy]
+        sent = await send(client, asks, salt=salt, seconds=whole, drain_s=config.drain_s)
+        await self._fleet.settle()
+        figures = summarise(sent.samples, Window(config.warm_s, whole))
+        runs.append(
+            {
+                "scenario": scenario.name,
+                "kind": scenario.kind,
+                "ratio": scenario.ratio,
+                "groups": scenario.groups,
+                "load": scenario.load,
+                "requests_per_s": rate,
+                "policy": policy,
+                **figures.as_dict(),
+                "wall_s": sent.wall_s,
+                "client_cpu": sent.cpu_s / sent.wall_s,
+            }
+        )
+        self._note(told_run(runs[-1]))
+
+
+def told_run(run: dict[str, Any]) -> str:
+    """A run in a line, while others go on."""
+    first = run["first_token_s"]
+    latency = f"TTFT p50 {first['p50']:.2f} s, p90 {first['p90']:.2f} s" if first else "no first token"
+    hits = "-" if run["hit_rate"] is None else f"{run['hit_rate']:.0%}"
+    lost = run["refused"] + run["unanswered"] + sum(run["errors"].values())
+    return f"  {latency}, {run['tokens_per_s']:,.0f} tokens/s, {hits} hits" + (f", {lost} not answered" if lost else "")

@@ -1,0 +1,223 @@
+"""The sweep: what is run in which order, what is kept, and what the command makes of its options. No fleet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+import grpc
+import grpc.aio
+import pytest
+from click.testing import CliRunner
+
+from bench import routing, routing_command
+from bench.routing import Results, RoutingConfig, Sweep
+from bench.routing_command import called, configured
+from bench.routing_load import GroupedLoad, scenarios
+from bench.workload import Lengths
+from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+from ops.cli import main
+from ops.client import Client
+from ops.config import FleetConfig
+from tests.unit.bench.test_routing_report import FACTS, RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from bench.routing_fleet import PolicyFleet
+
+LOAD = GroupedLoad(prefix_tokens=32, tail_tokens=Lengths(4, 4), output_tokens=Lengths(2, 2))
+CONFIG = RoutingConfig(
+    load=LOAD,
+    scenarios=tuple(scenarios((1.0, 2.0), (1.0,), pool_tokens=64, prefix_tokens=32, hot=False, hit_free=True)),
+    policies=("prefix", "least-loaded"),
+    warm_s=0.05,
+    seconds=0.2,
+    drain_s=5.0,
+    capacity=50.0,
+)
+
+
+class Service(inference_pb2_grpc.InferenceServicer, fleet_pb2_grpc.FleetServicer):
+    """A gateway that answers at once, and finds half of each prompt in a cache."""
+
+    def __init__(self) -> None:
+        self.salts: dict[str, set[tuple[int, ...]]] = {}
+
+    async def Generate(  # noqa: N802 - the service's name
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        prompt = tuple(request.token_ids.ids)
+        self.salts.setdefault(request.cache_salt, set()).add(prompt)
+        chunk = inference_pb2.Chunk(token_ids=[1, 2], finish=inference_pb2.LENGTH)
+        half = len(prompt) // 2
+        route = inference_pb2.Route(worker="w0", predicted_cached_tokens=half, cached_tokens=half)
+        yield inference_pb2.GenerateResponse(chunks=[chunk], route=route)
+
+    async def GetModel(self, *_: Any) -> inference_pb2.Model:  # noqa: N802
+        return inference_pb2.Model(name="m", vocab_size=1000)
+
+    async def ListWorkers(self, *_: Any) -> fleet_pb2.ListWorkersResponse:  # noqa: N802
+        worker = fleet_pb2.Worker(id="w0", kv_tokens=64, max_running=8, device="cpu")
+        return fleet_pb2.ListWorkersResponse(workers=[worker])
+
+
+class Fleet:
+    """Stands where a fleet with a gateway for each policy does: one gateway for all."""
+
+    def __init__(self, client: Client) -> None:
+        self.clients = dict.fromkeys(("prefix", "least-loaded"), client)
+        self.settled = 0
+
+    async def settle(self) -> None:
+        self.settled += 1
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[tuple[Service, Fleet]]:
+    server, servicer = grpc.aio.server(), Service()
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+    fleet_pb2_grpc.add_FleetServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with Client(f"127.0.0.1:{port}") as client:
+        yield servicer, Fleet(client)
+    await server.stop(None)
+
+
+def sweep(config: RoutingConfig, fleet: Fleet) -> tuple[Sweep, Results, list[str]]:
+    results, notes = Results({}), list[str]()
+    return Sweep(config, cast("PolicyFleet", fleet), results, notes.append), results, notes
+
+
+async def test_policies_get_the_same_requests_under_salts_of_their_own(service: tuple[Service, Fleet]) -> None:
+    servicer, fleet = service
+    made, results, notes = sweep(CONFIG, fleet)
+    await made.prepare(FleetConfig(workers=1))
+    for policy in CONFIG.policies:
+        await made.run(CONFIG.scenarios[0], policy)
+    first, second = servicer.salts.values()
+    assert first == second
+    assert len(first) > 2
+    assert [run["policy"] for run in results.runs] == ["prefix", "least-loaded"]
+    run = results.runs[0]
+    assert (run["scenario"], run["groups"], run["requests_per_s"]) == ("ratio 1", 2, 50.0)
+    assert (run["hit_rate"], run["predicted_equal"], run["errors"]) == (0.5, 1.0, {})
+    assert fleet.settled == 2
+    assert "run 2 of 6: ratio 1, load 1, least-loaded" in notes[-2]
+
+
+async def test_load_is_a_multiple_of_what_the_fleet_answers(
+    service: tuple[Service, Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "CALIBRATION_S", 1.0)
+    servicer, fleet = service
+    made, results, _ = sweep(replace(CONFIG, capacity=None), fleet)
+    await made.prepare(FleetConfig(workers=1))
+    answered = results.facts["capacity_per_s"]
+    assert answered > 0
+    assert results.facts["capacity_measured"]
+    # Nobody's prompt began like another's.
+    prompts = [prompt for asked in servicer.salts.values() for prompt in asked]
+    assert len({prompt[:16] for prompt in prompts}) == len(prompts)
+    half = replace(CONFIG.scenarios[0], load=1e-6)
+    await made.run(half, "prefix")
+    assert results.runs[0]["requests_per_s"] == pytest.approx(1e-6 * answered)
+
+
+def test_each_policy_goes_first_in_turn() -> None:
+    config = replace(CONFIG, policies=("prefix", "random", "least-loaded"))
+    assert [config.order(turn)[0] for turn in range(4)] == ["prefix", "random", "least-loaded", "prefix"]
+    assert {frozenset(config.order(turn)) for turn in range(4)} == {frozenset(config.policies)}
+
+
+def test_a_sweep_tells_how_long_it_takes() -> None:
+    assert CONFIG.runs == 6
+    assert CONFIG.least_s == pytest.approx(routing.START_S + 6 * 0.25)
+    assert CONFIG.most_s == pytest.approx(CONFIG.least_s + 6 * (5.0 + routing.SETTLE_S))
+    assert replace(CONFIG, capacity=None).least_s == pytest.approx(CONFIG.least_s + routing.CALIBRATION_S)
+
+
+def options(*arguments: str) -> tuple[FleetConfig, RoutingConfig]:
+    context = routing_command.routing.make_context("routing", [*arguments])
+    return configured(context, dict(context.params))
+
+
+def test_defaults_with_a_real_model() -> None:
+    settings, config = options()
+    assert (settings.workers, settings.threads, settings.kv_tokens, settings.model) == (4, 1, 4096, "smollm2-135m")
+    assert [(each.name, each.groups, each.load) for each in config.scenarios] == [
+        ("ratio 2", 16, 0.4),
+        ("ratio 2", 16, 1.0),
+        ("ratio 2", 16, 3.0),
+    ]
+    assert config.least_s < 12 * 60
+
+
+def test_defaults_with_simulated_workers() -> None:
+    settings, config = options("--simulated")
+    assert (settings.workers, settings.model) == (32, "simulated:500,100")
+    assert [each.name for each in config.scenarios] == [
+        *(f"ratio {ratio}" for ratio in ("0.5", "1", "2", "4", "8")),
+        *("hot prefix", "hit-free"),
+    ]
+    assert config.least_s < 15 * 60
+
+
+def test_parts_of_a_sweep() -> None:
+    settings, config = options(
+        *("--simulated", "--workers", "3", "--kv-tokens", "2048", "--ratios", "0.5,3", "--loads", "1,2"),
+        *("--no-hot", "--hit-free", "--policies", "prefix,random,prefix", "--seconds", "4", "--capacity", "2.5"),
+    )
+    assert (settings.workers, settings.kv_tokens, settings.model) == (3, 2048, "simulated:500,100")
+    assert [(each.name, each.load) for each in config.scenarios] == [
+        *(("ratio 0.5", 1.0), ("ratio 0.5", 2.0), ("ratio 3", 1.0), ("ratio 3", 2.0)),
+        ("hit-free", 0.8),
+    ]
+    assert (config.policies, config.seconds, config.capacity) == (("prefix", "random"), 4.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ratios", "0"), "'0' is no list of positive numbers"),
+        (("--loads", "1,x"), "'1,x' is no list of positive numbers"),
+        (("--loads", "inf"), "'inf' is no list of positive numbers"),
+        (("--policies", "best"), "'best' is none of prefix, least-loaded, round-robin, random"),
+        (("--kv-tokens", "512"), "a pool of 512 tokens has no room for 616"),
+    ],
+)
+def test_what_can_not_be(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(click.BadParameter, match=said):
+        options(*arguments)
+
+
+def test_the_page_says_what_was_called() -> None:
+    arguments = ["--simulated", "--no-hot", "--ratios", "0.5,2", "--tail-tokens", "3:9", "--out", "x", "--json"]
+    context = routing_command.routing.make_context("routing", arguments)
+    assert called(context) == "octavo bench routing --simulated --ratios 0.5,2 --no-hot --tail-tokens 3:9"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_figures_so_far_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, interrupted: bool) -> None:
+    async def some(_config: object, _settings: object, results: Results, _note: object) -> None:
+        results.facts = {**FACTS, **results.facts}
+        results.runs += RUNS
+        results.routes = [fleet_pb2.RouteRecord(policy="prefix")]
+        if interrupted:
+            raise SystemExit(130)
+        results.complete = True
+
+    monkeypatch.setattr(routing_command, "run_routing", some)
+    ran = CliRunner().invoke(main, ["bench", "routing", "--out", str(tmp_path), "--json", "--seconds", "2"])
+    assert ran.exit_code == (130 if interrupted else 0)
+    written = json.loads((tmp_path / "routing.json").read_text())
+    assert json.loads(ran.stdout) == written
+    assert (written["complete"], len(written["runs"])) == (not interrupted, len(RUNS))
+    assert written["command"] == "octavo bench routing --seconds 2"
+    assert ("Interrupted" in (tmp_path / "routing.md").read_text()) is interrupted
+    assert (tmp_path / "routing.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "routes.jsonl").read_text() == '{"policy": "prefix"}\n'
