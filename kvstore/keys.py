@@ -36,6 +36,8 @@ name                            type                what
 ``gateway:<incarnation>``       string with TTL     lease of a gateway.
 ``channel:<incarnation>``       pub/sub             to a gateway: octavo.v1.Deliveries. To a worker: a request id that
                                                     was ended from outside. Only a doorbell: the log and the job decide.
+``help:<fingerprint>``          pub/sub             calls of workers that have jobs waiting which they can't read yet,
+                                                    for others with the same pages (``kvstore.help``).
 ``model:<fingerprint>``         hash with TTL       what a gateway needs to serve a model without having it: the
                                                     tokenizer's files, context, vocabulary. Renewed by its workers.
 ==============================  ==================  ===================================================================
@@ -107,6 +109,9 @@ class Keys:
 
     def channel(self, incarnation: str) -> str:
         return self._name("channel", incarnation)
+
+    def help(self, fingerprint: str) -> str:
+        return self._name("help", fingerprint)
 
     def model(self, fingerprint: str) -> str:
         return self._name("model", fingerprint)

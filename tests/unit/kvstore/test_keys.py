@@ -18,6 +18,7 @@ def test_names() -> None:
         keys.load("w", "i"): "{octavo:ns}:load:w:i",
         keys.gateway("i"): "{octavo:ns}:gateway:i",
         keys.channel("i"): "{octavo:ns}:channel:i",
+        keys.help("f"): "{octavo:ns}:help:f",
         keys.model("f"): "{octavo:ns}:model:f",
     }
     assert all(name == expected for name, expected in names.items())
