@@ -1,0 +1,117 @@
+"""Schedules keep their rules, whatever the seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.chaos.schedule import BROKER, GATEWAY, NATURES, WORKER, Fault, Kind, Plan, Schedule, draw
+
+PLAN = Plan(60.0, ("w0", "w1", "w2"), ("g0", "g1"))
+PLANS = st.builds(
+    Plan,
+    seconds=st.floats(20, 400),
+    workers=st.integers(1, 4).map(lambda count: tuple(f"w{index}" for index in range(count))),
+    gateways=st.integers(1, 3).map(lambda count: tuple(f"g{index}" for index in range(count))),
+    kinds=st.sets(st.sampled_from(Kind), min_size=1).map(lambda kinds: tuple(sorted(kinds))),
+    every_s=st.floats(0.5, 20),
+    pairs=st.floats(0, 1),
+    all_at_once=st.booleans(),
+)
+
+
+def over(plan: Plan, fault: Fault) -> float:
+    """When the target has recovered."""
+    return fault.at_s + fault.duration_s + (plan.start_s if NATURES[fault.kind].restarts else 0.0)
+
+
+def lasting(schedule: Schedule) -> list[Fault]:
+    return [fault for fault in schedule.faults if not NATURES[fault.kind].instant]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), PLANS)
+def test_rules(seed: int, plan: Plan) -> None:
+    schedule = draw(seed, plan)
+    names = {WORKER: plan.workers, GATEWAY: plan.gateways, BROKER: (BROKER,)}
+    for fault in schedule.faults:
+        nature = NATURES[fault.kind]
+        assert fault.kind in plan.kinds
+        assert fault.target in names[nature.scope]
+        assert plan.warm_s <= fault.at_s
+        assert over(plan, fault) <= plan.seconds - plan.calm_s + 0.01, "healed before the quiet end"
+        assert nature.shortest_s - 0.01 <= fault.duration_s <= nature.longest_s + 0.01
+    assert [fault.at_s for fault in schedule.faults] == sorted(fault.at_s for fault in schedule.faults)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), PLANS)
+def test_nobody_has_two_faults_at_once_and_one_of_each_is_left_alone(seed: int, plan: Plan) -> None:
+    faults = lasting(draw(seed, plan))
+    for fault in faults:
+        active = {other.target for other in faults if other.at_s <= fault.at_s < over(plan, other) - 0.01}
+        same = [other for other in faults if other.target == fault.target and other is not fault]
+        assert not any(other.at_s <= fault.at_s < over(plan, other) - 0.01 for other in same)
+        if not plan.all_at_once:
+            assert not set(plan.workers) <= active
+            assert not set(plan.gateways) <= active
+
+
+def test_the_same_for_the_same_seed() -> None:
+    assert draw(3, PLAN) == draw(3, PLAN)
+    assert draw(3, PLAN).faults != draw(4, PLAN).faults
+
+
+def test_a_schedule_is_what_it_was() -> None:
+    """A seed in a report of long ago still names the same run."""
+    plan = replace(PLAN, seconds=40.0, kinds=(Kind.WORKER_KILL, Kind.BROKER_PAUSE, Kind.GATEWAY_TERM))
+    assert str(draw(11, plan)).splitlines() == PINNED
+
+
+PINNED = [
+    "seed 11: 8 faults in 40 s",
+    "    3.0 s  broker-pause    broker    for 3.6 s",
+    "    3.8 s  gateway-term    g1        at once",
+    "    4.4 s  worker-kill     w1        at once",
+    "    4.6 s  worker-kill     w0        at once",
+    "    9.2 s  broker-pause    broker    for 2.2 s",
+    "   12.7 s  gateway-term    g1        at once",
+    "   14.5 s  broker-pause    broker    for 2.3 s",
+    "   16.0 s  worker-kill     w1        at once",
+]
+
+
+def test_with_one_worker_none_is_struck_unless_asked_for() -> None:
+    plan = replace(PLAN, workers=("w0",), kinds=(Kind.WORKER_KILL, Kind.WORKER_FREEZE))
+    assert draw(1, plan).faults == ()
+    assert {fault.target for fault in draw(1, replace(plan, all_at_once=True)).faults} == {"w0"}
+
+
+def test_every_kind_strikes_in_a_run_that_is_long_enough() -> None:
+    counts = draw(5, replace(PLAN, seconds=1800.0)).counts()
+    assert set(counts) == {kind.value for kind in Kind}
+    assert max(counts.values()) - min(counts.values()) <= 3
+
+
+def test_faults_may_come_in_pairs() -> None:
+    plan = replace(PLAN, seconds=600.0)
+    faults = draw(2, plan).faults
+    assert any(after.at_s - before.at_s < 1.0 for before, after in pairwise(faults))
+    overlapping = [
+        (one, other)
+        for one in lasting(draw(2, plan))
+        for other in lasting(draw(2, plan))
+        if one.at_s < other.at_s < over(plan, one) and BROKER in (one.target, other.target)
+    ]
+    assert overlapping, "a process and the broker at the same time"
+
+
+def test_plans_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="leave no time"):
+        draw(1, replace(PLAN, seconds=13.0))
+    with pytest.raises(ValueError, match="no kind of fault"):
+        draw(1, replace(PLAN, kinds=()))
