@@ -13,10 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 import psutil
+
+from ops.answer import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from octavo.v1 import inference_pb2
+    from ops.client import Client
 
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
 START_S = 300
@@ -110,6 +116,30 @@ class Up:
                 self._more.notify_all()
         with self._more:
             self._more.notify_all()
+
+
+@dataclass
+class Stream:
+    """A call that is being read."""
+
+    answer: Answer = field(default_factory=Answer)
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+    error: grpc.aio.AioRpcError | None = None
+    ended_at: float = 0.0
+
+    @property
+    def worker(self) -> str:
+        assert self.answer.route is not None
+        return str(self.answer.route.worker)
+
+    async def read(self, client: Client, request: inference_pb2.GenerateRequest) -> None:
+        try:
+            async for response in client.responses(request, timeout=300):
+                self.answer.add(response, time.monotonic())
+                self.first.set()
+        except grpc.aio.AioRpcError as error:
+            self.error = error
+        self.ended_at = time.monotonic()
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], timeout: float) -> None:

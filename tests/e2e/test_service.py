@@ -7,16 +7,14 @@ import os
 import random
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
-import grpc.aio
 import pytest
 
 from octavo.v1 import inference_pb2
-from ops.client import Answer, Client
-from tests.e2e.harness import eventually
+from ops.client import Client
+from tests.e2e.harness import Stream, eventually
 
 if TYPE_CHECKING:
     from octavo.v1 import fleet_pb2
@@ -88,35 +86,11 @@ async def test_a_repeated_prompt_hits_the_cache_and_answers_the_same(fleet: Up) 
             pytest.fail("the same worker was never chosen again")
 
 
-@dataclass
-class Stream:
-    """A call that is being read."""
-
-    answer: Answer
-    first: asyncio.Event
-    error: grpc.aio.AioRpcError | None = None
-    ended_at: float = 0.0
-
-    @property
-    def worker(self) -> str:
-        assert self.answer.route is not None
-        return str(self.answer.route.worker)
-
-    async def read(self, client: Client, request: inference_pb2.GenerateRequest) -> None:
-        try:
-            async for response in client.responses(request, timeout=300):
-                self.answer.add(response, time.monotonic())
-                self.first.set()
-        except grpc.aio.AioRpcError as error:
-            self.error = error
-        self.ended_at = time.monotonic()
-
-
 async def test_kill_9_of_a_worker_ends_its_streams_soon_and_no_others(fleet: Up) -> None:
     pids = {worker["name"]: int(worker["pid"]) for worker in fleet.facts["workers"]}
     async with Client(fleet.target) as client:
         before = {worker.id: worker.incarnation for worker in await client.workers()}
-        streams = [Stream(Answer(), asyncio.Event()) for _ in range(8)]
+        streams = [Stream() for _ in range(8)]
         reading = [
             asyncio.create_task(stream.read(client, request_of(20, 4 * seed, salt="kill", max_tokens=150)))
             for seed, stream in enumerate(streams)
