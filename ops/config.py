@@ -42,6 +42,8 @@ class FleetConfig:
     max_running: int | None = None
     step_tokens: int | None = None
     chunk_tokens: int | None = None
+    steal: bool = True
+    """Free workers take jobs that wait for a full one."""
     threads: int | None = None
     """Of each worker; None: the cores shared out among the workers."""
     grace: float = 30.0
@@ -92,6 +94,7 @@ class FleetConfig:
             *("--threads", str(self.threads_per_worker(cores))),
             *("--metrics-port", str(_nth(self.metrics_port, self.gateways + index))),
             *("--grace", f"{self.grace:g}"),
+            "--steal" if self.steal else "--no-steal",
             *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
         ]
 
@@ -109,21 +112,21 @@ def _nth(base: int, index: int) -> int:
 
 def option(name: str, **settings: Any) -> Callable[[F], F]:
     """An option that OCTAVO_<NAME> sets too."""
-    variable = "OCTAVO_" + name.lstrip("-").replace("-", "_").upper()
+    variable = "OCTAVO_" + name.split("/")[0].lstrip("-").replace("-", "_").upper()
     settings.setdefault("show_default", bool(settings.get("default")))
     return click.option(name, envvar=variable, show_envvar=True, **settings)
 
 
 def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
     """The options that describe a fleet, with a command's own defaults; `fleet_config` reads them."""
-    from worker.options import SHARED
+    from worker.options import SHARED, setting
 
     positive, port = click.IntRange(min=1), click.IntRange(0, 65535)
     names = {field.name: field.default for field in fields(FleetConfig)}
     of_workers = []
     for name, settings in SHARED.items():
         # Where a fleet's settings leave the choice to the workers, --help tells what they choose.
-        own = names[name.lstrip("-").replace("-", "_")]
+        own = names[setting(name)]
         shown = str(settings["default"]) if settings["default"] is not None else False
         of_workers.append(option(name, **{**settings, "default": own, "show_default": True if own else shown}))
     options = [

@@ -23,7 +23,7 @@ from kvstore.keys import DEFAULT_NAMESPACE
 from worker.config import MAX_ID_LENGTH, WorkerConfig
 from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
-from worker.options import SHARED, check_sizes
+from worker.options import SHARED, check_sizes, setting
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -61,7 +61,7 @@ def option(name: str, **kwargs: object) -> click.Option:
     """An option that can also be given as ``OCTAVO_<NAME>``."""
     return click.Option(
         [name],
-        envvar="OCTAVO_" + name.lstrip("-").replace("-", "_").upper(),
+        envvar="OCTAVO_" + setting(name).upper(),
         show_envvar=True,
         show_default=True,
         **kwargs,  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ OPTIONS = [
     *shared("--dtype", "--kv-dtype", "--device", "--kernels"),
     option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
     *shared("--kv-tokens", "--cache-tokens", "--block-size", "--block-run"),
-    *shared("--max-running", "--step-tokens", "--chunk-tokens"),
+    *shared("--max-running", "--step-tokens", "--chunk-tokens", "--steal/--no-steal"),
     option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),

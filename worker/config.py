@@ -37,6 +37,8 @@ class WorkerConfig:
     """Token budget of one step."""
     chunk_tokens: int = 256
     """Tokens of prompts in one step beside running streams: what bounds how long a prompt delays them."""
+    steal: bool = True
+    """Whether jobs that a full worker can't read yet may be taken by others with the same pages, this one included."""
     threads: int = 0
     """Threads of a product; 0: one per core."""
     kernels: str = "auto"

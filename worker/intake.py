@@ -54,6 +54,8 @@ class Intake:
         self._rung: dict[str, float] = {}
         self._room = asyncio.Event()
         self._room.set()
+        self.full = asyncio.Event()
+        """Set while there is no room: jobs may be waiting in Redis."""
         self.news = asyncio.Event()
         """Set when there is something to take."""
 
@@ -95,8 +97,10 @@ class Intake:
         """To be called when the number of running jobs has changed."""
         if self._free() > 0:
             self._room.set()
+            self.full.clear()
         else:
             self._room.clear()
+            self.full.set()
 
     def _free(self) -> int:
         claimed = sum(max(claim.job.n, 1) for claim in self._claims)

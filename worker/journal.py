@@ -88,6 +88,11 @@ class Journal:
         """Of all running jobs: what they take of the engine's places."""
         return sum(len(job.open) for job in self.running.values())
 
+    @property
+    def unstarted(self) -> bool:
+        """Whether any running job waits for its first token."""
+        return any(not job.started for job in self.running.values())
+
     def drop(self, request_id: str) -> Running | None:
         """Forgets a job that was ended elsewhere."""
         return self.running.pop(request_id, None)

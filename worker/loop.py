@@ -27,6 +27,7 @@ from worker.held import Held
 from worker.intake import Intake
 from worker.journal import Journal
 from worker.rates import Measured, Rates
+from worker.stealing import Stealing
 from worker.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ class WorkerLoop:
         metrics.watch_broker(broker.spent)
         self._jobs = Jobs(broker)
         self._journal = Journal(config.id)
+        self._max_running = info.max_running
         self._stats: EngineStats = engine.stats()
         self._held = Held()
         self._rates = Rates(Measured(info.prefill_tok_s, info.step_ms, info.sequence_ms))
         self._intake = Intake(broker, config.id, info.incarnation, self._journal, info.max_running)
+        self._stealing = Stealing(broker, info, self._intake, self._rates, self._free, metrics.stolen.inc)
         self._committer = Committer(
             self._jobs, PrefixIndex(broker), self._held, config.id, info.incarnation, self._settled
         )
@@ -104,6 +107,8 @@ class WorkerLoop:
         self._metrics.watch_thread("loop")
         self._tell(self._stats)
         await self._intake.open()
+        if self._config.steal:
+            await self._stealing.open()
         parts = {
             "work": self._work(),
             "steps": self._steps(),
@@ -115,6 +120,8 @@ class WorkerLoop:
             "doorbell": self._intake.listen(),
             "watch": self._watch(),
         }
+        if self._config.steal:
+            parts["stealing"] = self._stealing.run()
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         try:
             # Only the first ends by itself, when the worker is drained; of the others an end is a failure.
@@ -128,6 +135,7 @@ class WorkerLoop:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._thread.shutdown(wait=False)
             await self._intake.close()
+            await self._stealing.close()
             await self._heartbeat.leave()
 
     async def _steps(self) -> None:
@@ -146,6 +154,12 @@ class WorkerLoop:
             if not self._stepped:
                 await self._wait_for_news()
         await self._committer.flushed()
+
+    def _free(self) -> bool:
+        """Whether a job could begin now: there is a place, and none waits for its first token."""
+        journal = self._journal
+        room = journal.open_choices < self._max_running and not self._intake.waiting
+        return room and not journal.unstarted and not self._draining.is_set()
 
     def _note(self, stepped: Stepped) -> None:
         self._stepped.append(stepped)
@@ -169,6 +183,7 @@ class WorkerLoop:
             await self._hand_over(deliveries)
             self._stepper.taken()
             self._tell(stepped.stats)
+            self._stealing.look()
             if output is None:
                 self._metrics.events(stepped.events)
             else:
@@ -249,6 +264,7 @@ class WorkerLoop:
         await self._hand_over(failed)
 
     def _admit(self, claim: Claim, now: float) -> None:
+        self._stealing.arrived()
         if self._journal.holds(claim):
             return
         if self._journal.drop(claim.job.request_id) is not None:
@@ -271,3 +287,4 @@ class WorkerLoop:
             self._intake.drop(delivery.request_id, delivery.attempt)
         elif last:
             self._metrics.ended(inference_pb2.FinishReason.Name(delivery.chunk.finish).lower())
+            self._stealing.ended(delivery.usage.completion_tokens)

@@ -62,6 +62,9 @@ class WorkerMetrics:
         self.displacements = Counter(
             "octavo_displacements", "Those of the preemptions that made place for a higher priority", registry=registry
         )
+        self.stolen = Counter(
+            "octavo_stolen", "Jobs taken from other workers that could not read them yet", registry=registry
+        )
         self.index_repairs = Counter(
             "octavo_index_repairs",
             "Times that the prefix index was found to differ from what the pool offers, and written anew",

@@ -55,8 +55,17 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
         "default": 256,
         "help": "Tokens of prompts in one step beside running streams, at most.",
     },
+    "--steal/--no-steal": {
+        "default": True,
+        "help": "A free worker takes jobs that wait for a full one.",
+    },
 }
 """By name: what click's Option takes."""
+
+
+def setting(option: str) -> str:
+    """The name of what an option sets: `--steal/--no-steal` sets `steal`."""
+    return option.split("/")[0].lstrip("-").replace("-", "_")
 
 
 def check_sizes(kv_tokens: int | None, block_size: int | None) -> None:
