@@ -111,10 +111,8 @@ class SimulatedRunner:
             table = self._checked(row)
             self._write(row, table)
             if row.logits:
-                length = row.start + len(row.token_ids)
-                seen = self._pages[table].reshape(-1)[:length] * self._weights[:length]
-                sums.append(seen.cumsum()[length - row.logits :])
-        logits = _logits(np.concatenate(sums)) if sums else np.empty((0, VOCAB_SIZE), dtype=np.float32)
+                sums += self._sums(row, table)
+        logits = _logits(np.array(sums, dtype=DIGEST))
         self._wait(end)
         return logits
 
@@ -145,21 +143,32 @@ class SimulatedRunner:
         table = np.array(row.block_table[:needed], dtype=np.int64)
         if len(table) < needed:
             raise ValueError("a block table is too short for its tokens")
-        if table.min() < 0 or table.max() >= self.num_blocks:
+        if table.view(np.uint64).max() >= self.num_blocks:  # below 0 is very large then
             raise ValueError(f"a block is not 0 to {self.num_blocks - 1}")
         return table
 
     def _write(self, row: StepRow, table: npt.NDArray[np.int64]) -> None:
+        """Digests of a row's tokens, each made from the one before it, which is read from its page."""
         digest = 0
         if row.start:
             block, slot = divmod(row.start - 1, self.block_size)
-            digest = int(self._pages[table[block], slot])
-        digests = []
-        for token in row.token_ids:
-            digest = _mixed(digest ^ (token + 1) * _GOLDEN)
-            digests.append(digest)
+            digest = self._pages.item(row.block_table[block], slot)
+        digests = [digest := _mixed(digest ^ (token + 1) * _GOLDEN) for token in row.token_ids]
+        if len(digests) == 1:
+            block, slot = divmod(row.start, self.block_size)
+            self._pages[row.block_table[block], slot] = digest
+            return
         blocks, slots = divmod(np.arange(row.start, row.start + len(digests)), self.block_size)
         self._pages[table[blocks], slots] = digests
+
+    def _sums(self, row: StepRow, table: npt.NDArray[np.int64]) -> list[int]:
+        """Of the weighted digests at all positions up to each of the row's last ones, as its pages have them."""
+        length = row.start + len(row.token_ids)
+        digests, weights = self._pages[table].reshape(-1)[:length], self._weights[:length]
+        if row.logits == 1:
+            return [int(digests.dot(weights))]
+        sums: list[int] = (digests * weights).cumsum()[length - row.logits :].tolist()
+        return sums
 
 
 def _mixed(number: int) -> int:
