@@ -81,13 +81,18 @@ class Results:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        ratios = versus(self.runs)
+        # As they are compared, not as they were run.
+        order = list(dict.fromkeys((run["scenario"], run["load"]) for run in self.runs))
+        runs = sorted(
+            self.runs, key=lambda run: (order.index((run["scenario"], run["load"])), POLICIES.index(run["policy"]))
+        )
+        ratios = versus(runs)
         return {
             **self.facts,
             "complete": self.complete,
-            "runs": self.runs,
+            "runs": runs,
             "versus_least_loaded": ratios,
-            "told": [*told_aims(ratios), told_lag(self.runs)],
+            "told": [*told_aims(ratios), told_lag(runs)],
         }
 
 

@@ -55,8 +55,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         f"`{results['command']}` on {machine['date']}: {machine['cpu']}, {machine['usable_cores']} cores "
         f"({', '.join(machine['instruction_sets'])}), {machine['memory_gib']} GiB; load average at the start "
-        f"{machine['load_average'][0]}. {machine['system']}, Python {machine['python']}, "
-        f"torch {machine['packages']['torch']}.",
+        f"{machine['load_average'][0]}. Python {machine['python']}, torch {machine['packages']['torch']}.",
         "",
         f"{fleet['workers']} workers of `{config['model']}` on {fleet['device']}, with pools of {fleet['kv_tokens']} "
         f"tokens and at most {fleet['max_running']} sequences each, on the machine that client and gateways share. "

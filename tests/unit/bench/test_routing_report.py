@@ -123,7 +123,7 @@ def test_the_page_has_the_machine_every_run_and_what_is_told() -> None:
     assert "5.12 requests/s (in a closed loop, first)" in page
     assert page.count("\n| ") == len(RUNS) + 2
     assert all(f"- {sentence}\n" in page for sentence in made["told"])
-    assert len(made["told"]) == 4
+    assert len(made["told"]) == 5
     assert "Interrupted" not in page
     assert "Interrupted: not all runs are here" in markdown(results(complete=False))
 
