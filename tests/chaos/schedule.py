@@ -36,6 +36,8 @@ class Kind(StrEnum):
     GATEWAY_CUT = "gateway-cut"
     BROKER_KILL = "broker-kill"
     """SIGKILL, and a start with its append-only file after the duration."""
+    BROKER_TORN = "broker-torn"
+    """As BROKER_KILL, and the last second before it is not in the file."""
     BROKER_LOSS = "broker-loss"
     """SIGKILL, and a start without any data after the duration."""
     BROKER_FLUSH = "broker-flush"
@@ -82,6 +84,7 @@ NATURES: Final[Mapping[Kind, Nature]] = {
     Kind.GATEWAY_TERM: Nature(GATEWAY, restarts=True),
     Kind.GATEWAY_CUT: Nature(GATEWAY, 2.0, 10.0),
     Kind.BROKER_KILL: Nature(BROKER, 0.5, 5.0),
+    Kind.BROKER_TORN: Nature(BROKER, 1.5, 5.0),
     Kind.BROKER_LOSS: Nature(BROKER, 0.5, 3.0),
     Kind.BROKER_FLUSH: Nature(BROKER),
     Kind.BROKER_PAUSE: Nature(BROKER, 0.5, 4.0),
@@ -92,7 +95,7 @@ NATURES: Final[Mapping[Kind, Nature]] = {
     Kind.DUPLICATE: Nature(BROKER, instant=True),
 }
 
-LOSING: Final = frozenset({Kind.BROKER_KILL, Kind.BROKER_LOSS, Kind.BROKER_FLUSH})
+LOSING: Final = frozenset({Kind.BROKER_TORN, Kind.BROKER_LOSS, Kind.BROKER_FLUSH})
 """Those behind which the broker may lack what it has answered for."""
 
 
