@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.block_hash import root
 from worker.forward import Forward
 from worker.live import LiveRequest
+from worker.paging import Paging
 from worker.params import AdmissionError
 from worker.scheduling.block import IntegrityError
 from worker.scheduling.plan import Scheduled
@@ -20,6 +21,7 @@ from worker.step import EngineStats, StepOutput, StepStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from kvstore.block_hash import BlockHash
     from worker.detokenize import TextStream
     from worker.forward import Result
     from worker.live import LiveChoice
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from worker.scheduling.block import Event
     from worker.scheduling.scheduler import Scheduler
     from worker.sequence import Request
-    from worker.step import Output, Runner
+    from worker.step import Output, PageMemory, Runner
 
 KNOWN_ROOTS = 1024
 """How many salts' hash roots are kept."""
@@ -46,11 +48,12 @@ class Engine:
         text_stream: Callable[[StopParams], TextStream],
         eos_token_ids: Collection[int],
         fingerprint: str,
+        memory: PageMemory | None = None,
     ) -> None:
         """Run ``scheduler``'s sequences on ``runner``; both must have the same blocks.
 
         ``text_stream`` makes a detokenizer for one sequence (``TokenBytes.stream``). ``fingerprint`` names the model
-        in the roots of block hashes.
+        in the roots of block hashes. With ``memory``, the runner again, blocks may leave as pages and come back.
         """
         pool = scheduler.pool
         if (runner.num_blocks, runner.block_size) != (pool.total, pool.block_size):
@@ -64,6 +67,8 @@ class Engine:
         self._text_stream = text_stream
         self._eos_token_ids = frozenset(eos_token_ids)
         self._root = lru_cache(maxsize=KNOWN_ROOTS)(partial(root, fingerprint, pool.block_size))
+        self.paging = None if memory is None else Paging(pool, memory)
+        self._doubted: list[BlockHash] = []
         self._requests: dict[str, LiveRequest] = {}
         self._choices: dict[Sequence, LiveChoice] = {}
 
@@ -75,6 +80,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    def root_of(self, salt: str) -> BlockHash:
+        """Where the prefixes of requests with this salt begin."""
+        return self._root(salt)
 
     def add(self, request: Request) -> None:
         """Take in a request with all its choices. Raises AdmissionError when it could never run here."""
@@ -103,6 +112,8 @@ class Engine:
         When one choice fails, its request does: all choices that are still open have a last output with the error.
         """
         schedule = self._scheduler.schedule()
+        if self.paging is not None:
+            self.paging.rescue()
         ran = self._forward.run(schedule)
         if ran.out_of_memory:
             self._scheduler.shrink()
@@ -117,7 +128,10 @@ class Engine:
         entries = schedule.entries
         decoded = sum([entry.num_tokens == 1 for entry in entries])
         stats = StepStats(**self._figures(), tokens=schedule.num_tokens, sequences=len(entries), decoded=decoded)
-        return StepOutput(tuple(outputs), stats, tuple(ran.failures), self.take_events())
+        spilled, failures = self.paging.take() if self.paging is not None else ((), [])
+        doubted, self._doubted = self._doubted, []
+        told = tuple(ran.failures + failures)
+        return StepOutput(tuple(outputs), stats, told, self.take_events(), spilled, tuple(doubted))
 
     def take_events(self) -> tuple[Event, ...]:
         """What became of the pool's offers since the last step or call: aborts between steps may evict."""
@@ -162,7 +176,7 @@ class Engine:
         if choice is None:  # another choice of the request has failed in this step
             return []
         if result.poisoned:
-            self._scheduler.pool.forget(sequence.block_table)
+            self._doubted += self._scheduler.pool.forget(sequence.block_table)
         outputs = choice.owner.fail(result.error)
         self.abort(sequence.request.request_id)
         return outputs

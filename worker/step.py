@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvstore.block_hash import BlockHash
+    from kvstore.page import PageName
     from worker.sampling.draw import Logits, TokenLogprobs
     from worker.scheduling.block import Event
     from worker.sequence import Finish
@@ -81,6 +83,13 @@ class PageMemory(Protocol):
 
     def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
         """Make these blocks hold that. Raises ValueError, and writes nothing, for a payload of another size."""
+
+
+class Spilled(NamedTuple):
+    """A page that left the pool."""
+
+    name: PageName
+    payload: bytes
 
 
 class Output(NamedTuple):
@@ -156,3 +165,7 @@ class StepOutput:
     listed even when the retry went well and no sequence had to end."""
     events: tuple[Event, ...] = ()
     """What became of the pool's offers since the last step."""
+    spilled: tuple[Spilled, ...] = ()
+    """Pages of what was evicted since the last step, as far as there was leave to read them."""
+    doubted: tuple[BlockHash, ...] = ()
+    """Prefixes whose keys and values are in doubt: their pages must not be used, wherever they are."""

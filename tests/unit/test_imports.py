@@ -61,7 +61,9 @@ CORE = {
         "worker.detokenize",
         "worker.step",
     },
+    "paging": {"worker.scheduling.block_pool", "worker.step"},
     "engine": {
+        "worker.paging",
         "worker.params",
         "worker.sequence",
         "worker.scheduling.block",
@@ -77,7 +79,7 @@ CORE = {
 }
 """Modules of the worker's pure core, and what each may import of ours. Hashes and bounds come from kvstore's pure
 modules."""
-PURE_OF_OURS = {"kvstore.block_hash", "kvstore.limits"}
+PURE_OF_OURS = {"kvstore.block_hash", "kvstore.limits", "kvstore.page"}
 IMPURE = {
     *("asyncio", "threading", "concurrent", "multiprocessing", "subprocess", "socket", "selectors", "signal"),
     *("time", "datetime", "random", "secrets", "os", "io", "pathlib", "logging"),

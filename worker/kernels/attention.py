@@ -97,11 +97,11 @@ class PagedAttention:
         if any(len(payload) != self.page_bytes for payload in payloads):
             raise ValueError(f"a page of this model has {self.page_bytes} bytes")
         for block, payload in zip(blocks, payloads, strict=True):
-            rest = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            numbers = torch.frombuffer(bytearray(payload), dtype=self.dtype)
             for pool in self._pools:
                 place = pool[:, block]
-                own, rest = rest.split([size := place.numel() * pool.itemsize, len(rest) - size])
-                place.copy_(own.view(self.dtype).view(place.shape))
+                place.copy_(numbers[: place.numel()].view(place.shape))
+                numbers = numbers[place.numel() :]
 
     def damaged(self, plan: StepPlan) -> list[int]:
         """The rows of a step that left a key or value in their pages, in any layer, that is not finite.

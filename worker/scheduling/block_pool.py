@@ -27,7 +27,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
-from worker.scheduling.block import Block, Event, EventKind, IntegrityError
+from kvstore.page import PageName
+from worker.scheduling.block import Block, Event, EventKind, IntegrityError, check_offers
 from worker.scheduling.free_list import FreeRuns, FreeStack
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class BlockPool:
         # In the order in which they were offered, so that parents come before what continues them.
         self._by_hash: dict[BlockHash, int] = {}
         self._events: list[Event] = []
+        self.keeps_evicted = False
+        """Whether ``take_evicted`` is called, before any block that was evicted is written to."""
+        self._evicted: list[tuple[int, PageName]] = []
 
     @property
     def total(self) -> int:
@@ -97,6 +101,10 @@ class BlockPool:
     def hash_of(self, block: int) -> BlockHash | None:
         """The hash under which a block is offered, or None."""
         return self._blocks[block].hash
+
+    def name_of(self, block: int) -> PageName:
+        """Of the page that an offered block would make."""
+        return self._blocks[block].name
 
     def offers(self, hash_: BlockHash) -> bool:
         """Whether a block is offered under this hash, whatever its content."""
@@ -186,34 +194,35 @@ class BlockPool:
         known = self._by_hash.get(hash_)
         if known is not None:
             return known if self._holds(self._blocks[known], after, root, tokens) else None
-        entry.hash, entry.parent, entry.after, entry.tokens = hash_, parent, after, tokens
+        entry.offer(PageName(root, parent, hash_, 0 if after is None else self._blocks[after].index + 1, tokens), after)
         self._by_hash[hash_] = block
         self.stored += 1
         self._events.append(Event(EventKind.STORED, hash_))
         return block
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Stop offering these blocks and all that continue them, for their content is in doubt.
+    def forget(self, blocks: Iterable[int]) -> list[BlockHash]:
+        """Stop offering these blocks and all that continue them, for their content is in doubt. Returns their hashes.
 
         Present users keep them. Those that aren't offered are passed over.
         """
         doomed = {block_id for block_id in blocks if self._blocks[block_id].hash is not None}
         if not doomed:
-            return
+            return []
         for block_id in self._by_hash.values():  # parents first
             if self._blocks[block_id].after in doomed:
                 doomed.add(block_id)
-        for block_id in [known for known in self._by_hash.values() if known in doomed][::-1]:
+        forgotten = [hash_ for hash_, known in self._by_hash.items() if known in doomed]
+        for block_id in [self._by_hash[hash_] for hash_ in reversed(forgotten)]:
             self._withdraw(self._blocks[block_id])
             if block_id in self._cached:
                 del self._cached[block_id]
                 self._free.add(block_id)
+        return forgotten
 
     def clear(self) -> None:
         """Stop offering anything. Present users keep their blocks."""
         for block_id in self._by_hash.values():
-            block = self._blocks[block_id]
-            block.hash, block.parent, block.after, block.tokens = None, None, None, ()
+            self._blocks[block_id].withdraw()
         self._by_hash.clear()
         for block_id in self._cached:
             self._free.add(block_id)
@@ -226,6 +235,24 @@ class BlockPool:
         self._events.clear()
         return events
 
+    def take_evicted(self) -> list[tuple[int, PageName]]:
+        """Blocks evicted since the last call, in order, and what they hold until somebody writes to them."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def table_of(self, hash_: BlockHash) -> list[int]:
+        """The blocks of the prefix that is offered under this hash, in order; none if none is."""
+        table: list[int] = []
+        block_id = self._by_hash.get(hash_)
+        while block_id is not None:
+            table.append(block_id)
+            block_id = self._blocks[block_id].after
+        return table[::-1]
+
+    def cached(self) -> list[PageName]:
+        """What is cached, most recently used first: so what continues a prefix comes after it."""
+        return [self._blocks[block_id].name for block_id in reversed(self._cached)]
+
     def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Raise IntegrityError unless the books balance; with ``tables``, unless they explain every reference."""
         used = {block.id for block in self._blocks if block.refs > 0}
@@ -237,33 +264,11 @@ class BlockPool:
             raise IntegrityError("a block has a negative count of references")
         if len(self._cached) > self.cache_blocks:
             raise IntegrityError(f"{len(self._cached)} blocks are cached; at most {self.cache_blocks} may be")
-        self._check_offers()
+        check_offers(self._blocks, self._by_hash, self._cached, self._free)
         if tables is not None:
             named = Counter(block_id for table in tables for block_id in table)
             if named != Counter({block.id: block.refs for block in self._blocks if block.refs}):
                 raise IntegrityError(f"tables name {dict(named)}, which differs from the blocks' references")
-
-    def _check_offers(self) -> None:
-        """What is offered is found, is whole, is closed under prefix, and is evicted from its ends."""
-        hashed = {block.hash: block.id for block in self._blocks if block.hash is not None}
-        if hashed != self._by_hash or len(hashed) != sum(block.hash is not None for block in self._blocks):
-            raise IntegrityError("the index of hashes differs from the blocks' own")
-        if any(self._blocks[block_id].hash is None for block_id in self._cached):
-            raise IntegrityError("a cached block can't be found by any hash")
-        if any(self._blocks[block_id].hash is not None for block_id in self._free):
-            raise IntegrityError("a free block can still be hit")
-        # The later it is evicted the higher; used ones after all that are cached.
-        rank = {block_id: index for index, block_id in enumerate(self._cached)}
-        for block in self._blocks:
-            if block.hash is None:
-                if block.parent is not None or block.after is not None or block.tokens:
-                    raise IntegrityError(f"{block} has a content but no name")
-            elif block.after is not None:
-                before = self._blocks[block.after]
-                if before.hash is None or before.hash != block.parent:
-                    raise IntegrityError(f"{block} continues {before}, which is not offered")
-                if rank.get(block.id, self.total) >= rank.get(before.id, self.total + 1):
-                    raise IntegrityError(f"{before} would be evicted before {block}, which continues it")
 
     def _holds(self, block: Block, after: int | None, root: BlockHash, tokens: tuple[int, ...]) -> bool:
         """Whether an offered block has this content, as the continuation of just this prefix."""
@@ -281,6 +286,8 @@ class BlockPool:
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
+        if self.keeps_evicted:
+            self._evicted.append((block_id, self._blocks[block_id].name))
         self._withdraw(self._blocks[block_id])
         self.evictions += 1
         return block_id
@@ -290,4 +297,4 @@ class BlockPool:
             raise IntegrityError(f"{block} isn't offered")
         del self._by_hash[block.hash]
         self._events.append(Event(EventKind.EVICTED, block.hash))
-        block.hash, block.parent, block.after, block.tokens = None, None, None, ()
+        block.withdraw()

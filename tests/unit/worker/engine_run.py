@@ -36,6 +36,7 @@ def engine_of(
     cache_blocks: int | None = None,
     most_rows: int = 99,
     most_tokens: int = 9999,
+    paging: bool = False,
 ) -> tuple[Engine, PagedModel]:
     model = PagedModel(num_blocks, BS, most_rows=most_rows, most_tokens=most_tokens)
     engine = engine_over(
@@ -45,6 +46,7 @@ def engine_of(
         chunk_tokens=chunk_tokens,
         context_length=context_length,
         cache_blocks=cache_blocks,
+        paging=paging,
     )
     return engine, model
 
@@ -57,6 +59,7 @@ def engine_over(
     chunk_tokens: int | None = None,
     context_length: int = 200,
     cache_blocks: int | None = None,
+    paging: bool = False,
 ) -> Engine:
     scheduler = Scheduler(
         BlockPool(model.num_blocks, model.block_size, cache_blocks),
@@ -72,6 +75,7 @@ def engine_over(
         text_stream=TABLE.stream,
         eos_token_ids=[EOS],
         fingerprint="paged model",
+        memory=model if paging else None,
     )
 
 

@@ -31,6 +31,7 @@ NAN = 3
 """The logits of a sequence with this token in it are NaN."""
 
 START = b"start"
+DIGEST_BYTES = 8
 
 # Some characters take several tokens, some tokens are several characters.
 _TEXT = ["", "", "P", "N", "é", "語", "🙂"]
@@ -51,7 +52,7 @@ class PoisonError(RuntimeError):
 
 @dataclass
 class PagedModel:
-    """Implements ``worker.step.Runner``."""
+    """Implements ``worker.step.Runner`` and ``PageMemory``."""
 
     num_blocks: int
     block_size: int
@@ -62,11 +63,12 @@ class PagedModel:
     """So does one over more tokens."""
     steps: list[list[StepRow]] = field(default_factory=list)
     """All passes that were tried."""
+    made: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """Of each digest, the one before it and the token. Models that read each other's pages share it."""
+    page_layout: str = "digests"
 
     def __post_init__(self) -> None:
         self._pages: list[list[bytes | None]] = [[None] * self.block_size for _ in range(self.num_blocks)]
-        self._made: dict[bytes, tuple[bytes, int]] = {}
-        """Of each digest, the one before it and the token."""
 
     def forward(self, rows: Sequence[StepRow]) -> torch.Tensor:
         self.steps.append(list(rows))
@@ -91,6 +93,27 @@ class PagedModel:
         for source, target in pairs:
             self._pages[target] = [*self._pages[source]]
 
+    @property
+    def page_bytes(self) -> int:
+        return DIGEST_BYTES * self.block_size
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
+        return [b"".join(slot or bytes(DIGEST_BYTES) for slot in self._pages[block]) for block in blocks]
+
+    def write_blocks(self, blocks: Sequence[int], payloads: Sequence[bytes | memoryview]) -> None:
+        assert all(len(payload) == self.page_bytes for payload in payloads)
+        for block, payload in zip(blocks, payloads, strict=True):
+            for slot in range(self.block_size):
+                self._pages[block][slot] = bytes(payload[DIGEST_BYTES * slot : DIGEST_BYTES * (slot + 1)])
+
+    def tokens_of(self, payload: bytes) -> list[int]:
+        """All tokens of the prefix that ends with a page."""
+        tokens, digest = [], payload[-DIGEST_BYTES:]
+        while digest != START:
+            digest, token = self.made[digest]
+            tokens.append(token)
+        return tokens[::-1]
+
     def _check_rows(self, rows: Sequence[StepRow]) -> None:
         named = Counter(block for row in rows for block in row.block_table)
         for row in rows:
@@ -111,7 +134,7 @@ class PagedModel:
             page, slot = self._slot(row, position)
             digest = page[slot]
             assert digest is not None, f"position {position} is read before it was written"
-            before, _ = self._made[digest]
+            before, _ = self.made[digest]
             assert before == (history[-1] if history else START), f"position {position} is someone else's"
             history.append(digest)
         return history
@@ -120,15 +143,15 @@ class PagedModel:
         for position, token in enumerate(row.token_ids, row.start):
             if token == POISON:
                 raise PoisonError(f"position {position}")
-            digest = hashlib.sha256(parent + token.to_bytes(4, "little")).digest()[:8]
-            self._made[digest] = parent, token
+            digest = hashlib.sha256(parent + token.to_bytes(4, "little")).digest()[:DIGEST_BYTES]
+            self.made[digest] = parent, token
             page, slot = self._slot(row, position)
             page[slot] = parent = digest
 
     def _logits(self, row: StepRow, end: int) -> torch.Tensor:
         """After the token at position ``end - 1``."""
         history = self._history(row, end)
-        if any(self._made[digest][1] == NAN for digest in history):
+        if any(self.made[digest][1] == NAN for digest in history):
             return torch.full((self.vocab_size,), float("nan"))
         return _logits_after(history[-1], self.vocab_size)
 
@@ -149,7 +172,7 @@ class Forced(PagedModel):
     """Continuations. What follows in those that a row agrees with so far is likely, in the first of them most."""
 
     def _logits(self, row: StepRow, end: int) -> torch.Tensor:
-        said = [self._made[digest][1] for digest in self._history(row, end)][5:]
+        said = [self.made[digest][1] for digest in self._history(row, end)][5:]
         if NAN in said:
             return torch.full((self.vocab_size,), float("nan"))
         logits = torch.zeros(self.vocab_size)

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvstore.page import names_of
 from tests.unit.worker.engine_run import BS, Answer, engine_of, solo_choices
 from tests.unit.worker.paged_model import EOS, NAN, POISON, VOCAB
 from worker.params import AdmissionError, SamplingParams, StopParams
@@ -18,7 +19,8 @@ from worker.scheduling.block import EventKind
 from worker.sequence import Finish, Request, Sequence, Status
 
 if TYPE_CHECKING:
-    from worker.step import Output
+    from kvstore.block_hash import BlockHash
+    from worker.step import Output, Spilled
 
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]
 MUCH = 9999
@@ -86,6 +88,8 @@ class Traffic(RuleBasedStateMachine):
         self.live: dict[str, set[int]] = {}
         """Choices that have not ended, by request."""
         self.offered: set[object] = set()
+        self.store: dict[BlockHash, Spilled] = {}
+        """All pages that left the pool and are not in doubt."""
 
     @initialize(
         num_blocks=st.integers(4, 12),
@@ -93,6 +97,7 @@ class Traffic(RuleBasedStateMachine):
         token_budget=st.integers(1, 24),
         chunk_tokens=st.none() | st.integers(1, 12),
         cache_blocks=st.none() | st.integers(0, 6),
+        paging=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -101,6 +106,7 @@ class Traffic(RuleBasedStateMachine):
         token_budget: int,
         chunk_tokens: int | None,
         cache_blocks: int | None,
+        paging: bool,
     ) -> None:
         self.engine, self.model = engine_of(
             num_blocks,
@@ -109,7 +115,10 @@ class Traffic(RuleBasedStateMachine):
             chunk_tokens=chunk_tokens,
             cache_blocks=cache_blocks,
             context_length=10_000,
+            paging=paging,
         )
+        if self.engine.paging is not None:
+            self.engine.paging.leave = MUCH
         self.scheduler = self.engine._scheduler
         self.token_budget = token_budget
 
@@ -151,6 +160,33 @@ class Traffic(RuleBasedStateMachine):
     def clear_cache(self) -> None:
         self.scheduler.pool.clear()
 
+    @precondition(lambda self: self.engine.paging is not None)
+    @rule(leave=st.sampled_from([0, 1, 3, MUCH, MUCH]))
+    def leave_to_read(self, leave: int) -> None:
+        self.engine.paging.leave = leave
+
+    @precondition(lambda self: self.store)
+    @rule(data=st.data(), evict=st.booleans(), shuffle=st.sampled_from([False, False, False, True]))
+    def adopt(self, data: st.DataObject, evict: bool, shuffle: bool) -> None:
+        """Pages come back: a whole prefix, what is left of one, or pages in no order at all."""
+        pool, pages = self.scheduler.pool, []
+        hash_ = data.draw(st.sampled_from(sorted(self.store)))
+        while hash_ in self.store:
+            pages.insert(0, self.store[hash_])
+            hash_ = pages[0].name.parent
+        pages = pages[data.draw(st.integers(0, len(pages) - 1)) :]
+        if shuffle:
+            pages = data.draw(st.permutations(pages))
+        before = {pool.hash_of(block) for block in range(pool.total)}
+        taken = self.engine.paging.adopt(*zip(*pages, strict=True), evict=evict)
+        self.engine.check_integrity()
+        offered = {pool.hash_of(block) for block in range(pool.total)}
+        kept = {page.name.hash for page in pages[:taken]}
+        if pool.cache_blocks == pool.total:
+            assert kept <= offered
+        if not evict:
+            assert before - {None} <= offered, "evicted something"
+
     @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -164,6 +200,10 @@ class Traffic(RuleBasedStateMachine):
         before = (best.num_computed, best.num_output) if best else (0, 0)
         result = self.engine.step()
         self.engine.check_integrity()
+        for page in result.spilled:
+            self.spill(page)
+        for hash_ in result.doubted:
+            self.store.pop(hash_, None)
         assert {type(failure).__name__ for failure in result.failures} <= {"PoisonError", "OutOfMemoryError"}
         assert bool(result.stats.tokens) == bool(self.live)
         assert result.stats.tokens <= self.token_budget
@@ -183,6 +223,15 @@ class Traffic(RuleBasedStateMachine):
         assert self.offered == {self.scheduler.pool.hash_of(block) for block in range(self.scheduler.pool.total)} - {
             None
         }
+
+    def spill(self, page: Spilled) -> None:
+        """It is what its name says, from its first token on."""
+        tokens = self.model.tokens_of(page.payload)
+        assert len(tokens) == (page.name.index + 1) * BS
+        assert page.name in {
+            name for salt in ("", "s") for name in names_of(self.engine.root_of(salt), tuple(tokens), BS)
+        }
+        self.store[page.name.hash] = page
 
     def roomy(self) -> bool:
         return self.scheduler.token_budget > len(self.scheduler.running)
