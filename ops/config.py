@@ -94,8 +94,8 @@ class FleetConfig:
             *("--threads", str(self.threads_per_worker(cores))),
             *("--metrics-port", str(_nth(self.metrics_port, self.gateways + index))),
             *("--grace", f"{self.grace:g}"),
-            "--steal" if self.steal else "--no-steal",
             *(part for name, value in optional.items() if value is not None for part in (name, str(value))),
+            *(() if self.steal else ("--no-steal",)),
         ]
 
 

@@ -35,6 +35,13 @@ def test_all_sizes_are_passed_on() -> None:
     assert [given[f"--{name}-tokens"] for name in ("kv", "cache", "step", "chunk")] == ["64", "0", "32", "16"]
 
 
+def test_workers_are_told_not_to_take_jobs_from_each_other() -> None:
+    assert FleetConfig(steal=False).worker_arguments(0, cores=1)[-1] == "--no-steal"
+    context = worker_command.make_context("worker", ["--no-steal"])
+    assert context.params["steal"] is False
+    context.close()
+
+
 def test_a_gateway_keeps_the_port_that_it_had() -> None:
     config = FleetConfig(grpc_port=0, grace=2.5)
     assert config.gateway_arguments(0) == [
