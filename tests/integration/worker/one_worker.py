@@ -60,6 +60,7 @@ class Fleet:
         edit: Callable[[job_pb2.Job], None] = lambda _: None,
         deadline_ms: int | None = None,
         gateway: str = GATEWAY,
+        prefill: int = 0,
     ) -> Submitted:
         """A job as a gateway would submit it: every optional field is set. ``edit`` may change it."""
         job = job_pb2.Job(request_id=request_id, model="tiny", prompt_token_ids=prompt, n=n)
@@ -78,6 +79,7 @@ class Fleet:
             gateway=gateway,
             deadline_ms=deadline_ms,
             max_queue=64,
+            prefill=prefill,
         )
 
     async def log(self, request_id: str) -> list[job_pb2.Delivery]:
@@ -119,24 +121,28 @@ async def running_worker(
     model_dir: Path,
     tmp_path: Path,
     *,
+    name: str = "w0",
+    kv_tokens: int = 2048,
     max_running: int = 8,
     grace: float = 10.0,
     orphan_grace: float = 10.0,
     cache_tokens: int | None = None,
-    ends_with: type[Exception] | None = None,
+    steal: bool = True,
+    ends_with: type[BaseException] | None = None,
 ) -> AsyncIterator[Fleet]:
     """A worker that drains at the end, or, with `ends_with`, has been made to fail by then."""
     config = WorkerConfig(
-        id="w0",
+        id=name,
         broker=BrokerConfig("unused"),
         model=str(model_dir),
         model_name="tiny",
         dtype="float32",
         device="cpu",
         cache_dir=tmp_path,
-        kv_tokens=2048,
+        kv_tokens=kv_tokens,
         cache_tokens=cache_tokens,
         max_running=max_running,
+        steal=steal,
         step_tokens=64,
         threads=1,
         grace=grace,
