@@ -143,7 +143,7 @@ def find(spec: str) -> tuple[Path, str]:
         if path.suffix.lower() != ".gguf":
             raise ModelUnsupported(f"{path} is neither a GGUF file nor a directory of safetensors")
         return path, path.stem.lower()
-    raise ModelNotFound(f"no model {spec!r}: give a directory of safetensors, a GGUF file, or {SMOLLM2}")
+    raise ModelNotFound(f"no model {spec!r}: give a directory of safetensors, a GGUF file, {SMOLLM2}, or simulated")
 
 
 def _packaged() -> Path:

@@ -44,12 +44,13 @@ def said(closed_port: int, *arguments: str, redis: str = "") -> str:
 def test_a_model_that_cannot_be_loaded(closed_port: int, tmp_path: Path) -> None:
     other = tmp_path / "weights.bin"
     other.touch()
-    kinds = "a directory of safetensors, a GGUF file, or smollm2-135m"
+    kinds = "a directory of safetensors, a GGUF file, smollm2-135m, or simulated"
     for model, words in (
         ("/no/such/model", f"no model '/no/such/model': give {kinds}"),
         ("smollm2-136m", f"no model 'smollm2-136m': give {kinds}"),
         (str(tmp_path), f"{tmp_path} has no config.json"),
         (str(other), f"{other} is neither a GGUF file nor a directory of safetensors"),
+        ("simulated:500", "model 'simulated:500' is not of the form simulated:PREFILL_TOK_S,DECODE_MS[,SEQUENCE_MS]"),
     ):
         assert said(closed_port, "--model", model) == words
 
