@@ -97,4 +97,5 @@ def test_options_are_those_of_a_worker() -> None:
     for name, settings in SHARED.items():
         first = name.partition("/")[0]  # of a switch
         assert isinstance(ours[first], click.Option)
-        assert (ours[first].type, ours[first].help) == (theirs[first].type, settings["help"])
+        assert ours[first].type.to_info_dict() == theirs[first].type.to_info_dict()
+        assert ours[first].help == settings["help"]
