@@ -121,7 +121,7 @@ class WorkerLoop:
             "watch": self._watch(),
         }
         if self._config.steal:
-            parts["stealing"] = self._stealing.run()
+            parts |= self._stealing.parts()
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         try:
             # Only the first ends by itself, when the worker is drained; of the others an end is a failure.

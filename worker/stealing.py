@@ -23,7 +23,7 @@ from kvstore.jobs import Jobs
 from kvstore.outage import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from kvstore.client import Broker
     from kvstore.registry import WorkerInfo
@@ -107,12 +107,9 @@ class Stealing:
     async def close(self) -> None:
         await self._line.close()
 
-    async def run(self) -> None:
-        """Never returns."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._call())
-            tasks.create_task(self._listen())
-            tasks.create_task(self._steal())
+    def parts(self) -> dict[str, Coroutine[None, None, None]]:
+        """What is to run all the time, by name. None of it returns."""
+        return {"calls": self._call(), "help": self._listen(), "thief": self._steal()}
 
     def arrived(self) -> None:
         """A job has come."""
