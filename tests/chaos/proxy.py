@@ -40,6 +40,7 @@ class Proxy:
         """Replies that were lost so far."""
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._cuts = 0
         self._losing: tuple[bytes, asyncio.Future[None]] | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,12 +61,20 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """From now on no byte passes, either way. Connections stay open, new ones can be made and are silent."""
+        """From now on no byte passes, either way. Connections stay open, new ones can be made and are silent. Cuts are
+        counted: each has to be joined."""
+        self._cuts += 1
         self._flowing.clear()
 
+    def join(self) -> None:
+        """Ends one cut. May be called when there is none."""
+        self._cuts = max(0, self._cuts - 1)
+        if not self._cuts:
+            self._flowing.set()
+
     def heal(self) -> None:
-        """Ends a cut and a delay."""
-        self.delay_s = 0.0
+        """Ends all cuts and delays."""
+        self._cuts, self.delay_s = 0, 0.0
         self._flowing.set()
 
     def reset(self) -> None:

@@ -26,6 +26,8 @@ OPTIONS: Final = {
     "auto-aof-rewrite-percentage": "0",
 }
 
+CONNECT_S: Final = 2.0
+
 
 class Server:
     """``binary``: None takes what the package brings or PATH has. ``folder`` is for the server's data, and made."""
@@ -78,7 +80,7 @@ class Server:
 
     async def connect(self, namespace: str) -> Broker:
         """A connection that no proxy is in the way of. The caller closes it. Raises as ``kvstore.client.connect``."""
-        return await connect(BrokerConfig(self.url, namespace))
+        return await connect(BrokerConfig(self.url, namespace, connect_patience_s=CONNECT_S))
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.rglob("*.incr.aof"))
