@@ -13,19 +13,24 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+-- A number of tokens as we write it; 0 for anything else, which somebody else wrote.
+local function tokens_of(text)
+  local number = tonumber(text or '')
+  return number and number > 0 and number < 1e15 and math.floor(number) or 0
+end
+
 -- Puts one job on a worker's load. `prefill` is false where the job has nothing left to compute of its prompt.
 local function charge_to(load, charge, prefill)
   redis.call('HINCRBY', load, 'jobs', 1)
-  redis.call('HINCRBY', load, 'tokens', int(tonumber(charge) or 0))
-  local tokens = tonumber(prefill or '') or 0
-  if tokens > 0 then
-    redis.call('HINCRBY', load, 'prefill', int(tokens))
+  redis.call('HINCRBY', load, 'tokens', int(tokens_of(charge)))
+  if tokens_of(prefill) > 0 then
+    redis.call('HINCRBY', load, 'prefill', int(tokens_of(prefill)))
   end
 end
 
 -- Takes off a worker's load what a prompt was charged. A load that is absent was dropped with its worker.
 local function refund_prefill(load, prefill)
-  local tokens = tonumber(prefill or '') or 0
+  local tokens = tokens_of(prefill)
   if tokens > 0 and redis.call('EXISTS', load) == 1 then
     redis.call('HINCRBY', load, 'prefill', '-' .. int(tokens))
   end
@@ -37,7 +42,7 @@ local function refund(load, charge, prefill)
   if redis.call('EXISTS', load) == 0 then
     return
   end
-  local tokens = tonumber(charge) or 0
+  local tokens = tokens_of(charge)
   if tokens > 0 then
     redis.call('HINCRBY', load, 'tokens', '-' .. int(tokens))
   end

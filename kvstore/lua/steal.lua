@@ -57,7 +57,7 @@ local function unread(last, count)
       'prompt_tokens', 'choices')
     if not seen.err and seen[1] == 'queued' and seen[2] == victim and seen[3] == entry[1] then
       found[#found + 1] = {job = job, request = entry[2][2], entry = entry[1], life = seen[4] or '', charge = seen[5],
-        prefill = number(seen[6]), prompt = number(seen[7]), choices = math.max(number(seen[8]), 1)}
+        prefill = tokens_of(seen[6]), prompt = tokens_of(seen[7]), choices = math.max(tokens_of(seen[8]), 1)}
       prefill = prefill + found[#found].prefill
     end
   end
@@ -66,7 +66,7 @@ end
 
 local function fits(job)
   local context = number(ours[5])
-  return context == 0 or job.prompt + (number(job.charge) - job.prompt) / job.choices <= context
+  return context == 0 or job.prompt + (tokens_of(job.charge) - job.prompt) / job.choices <= context
 end
 
 local function move(job)

@@ -43,7 +43,7 @@ class Stage:
 
     async def worker(self, worker: str = "w0", *, context_length: int = 512, **more: Any) -> WorkerInfo:
         """A registered worker."""
-        said = {"model": "m", "fingerprint": "f", "context_length": context_length} | more
+        said: dict[str, Any] = {"model": "m", "fingerprint": "f", "context_length": context_length} | more
         info = WorkerInfo(id=worker, incarnation=new_incarnation(), **said)
         await self.registry.register(info)
         return info

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.block_hash import BlockHash
 from kvstore.client import Broker, BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from kvstore.errors import BrokerFull, RequestIdTaken
 from kvstore.jobs import Commit, Finished, Submitted
+from kvstore.prefix_index import HeldChange, PrefixIndex, short
 from kvstore.registry import ModelCard, new_incarnation
 from octavo.v1 import inference_pb2
 
@@ -55,6 +57,13 @@ async def test_running_work_ends_and_new_work_is_refused(stage: Stage) -> None:
         assert await stage.commit(worker, *step) == [Commit.WRITTEN] * 2
         assert await stage.log(request_id) == step
     assert await stage.load(worker) == (0, 0)
+    # Nor does the index go blind: it is small, and bounded by the pools.
+    index = PrefixIndex(stage.broker, lease_ttl_ms=LONG_TTL_MS)
+    hashes = [BlockHash(bytes([number]) * 32) for number in range(100)]
+    change = HeldChange(added=tuple(map(short, hashes)))
+    assert (await stage.jobs.commit(worker.id, worker.incarnation, [], change)).held_count == 100
+    assert await index.replace(worker.id, worker.incarnation, change.added[:9]) == 9
+    assert (await index.match([worker], {"f": hashes}))["w0"].blocks == 9
     await stage.registry.leave(worker.id, worker.incarnation)
     await stage.registry.publish_model(ModelCard("f", 1, (), b"{}", b"{}"))
     assert await stage.registry.model("f") is not None

@@ -162,7 +162,7 @@ async def test_it_lives_with_the_lease(brief: Stage, broker: Broker) -> None:
     assert await broker.call("PTTL", held) <= 500
 
     async def expired() -> bool:
-        return await broker.call("EXISTS", held) == 0
+        return bool(await broker.call("EXISTS", held) == 0)
 
     await until(expired)
     assert await brief.registry.renew(worker) == Renewed(True, 0)

@@ -38,6 +38,11 @@ INFO = WorkerInfo(
     blocks_free=1000,
     blocks_cached=20,
     blocks_used=4,
+    prefill_tok_s=2512.75,
+    step_ms=11.9,
+    sequence_ms=1e-05,
+    fetch_tok_s=90_000.0,
+    index="exact",
     metrics="127.0.0.1:9000",
 )
 
@@ -154,25 +159,28 @@ async def test_hostile_leases_are_left_out(stage: Stage, broker: Broker) -> None
         info = replace(INFO, id=f"bad{number}")
         await stage.registry.register(info)
         await broker.call("HSET", broker.keys.worker(info.id), field, b"\xff\xfe")
+    for number, rate in enumerate(("nan", "inf", "-1.0", "fast", "1e400")):
+        await stage.registry.register(replace(INFO, id=f"odd{number}"))
+        await broker.call("HSET", broker.keys.worker(f"odd{number}"), "prefill_tok_s", rate)
     await stage.registry.register(replace(INFO, id="partial"))
     await broker.call("HDEL", broker.keys.worker("partial"), "fingerprint")
     await broker.call("ZADD", broker.keys.workers, 1, "string", 1, b"\xff")
     await broker.call("SET", broker.keys.worker("string"), "x")
     assert [worker.id for worker in await stage.registry.workers()] == ["w0"]
-    assert broker.malformed == 5
+    assert broker.malformed == 10
     await broker.call("DEL", broker.keys.worker("string"))
 
 
 async def test_loads_are_those_of_the_incarnation(stage: Stage, broker: Broker) -> None:
     worker, idle = await stage.worker(), await stage.worker("w1")
     await stage.submit("r1", worker)
-    await stage.submit("r2", worker)
+    await stage.submit("r2", worker, prefill=3)
     past = replace(worker, incarnation=new_incarnation())
-    assert await stage.registry.loads([worker, idle]) == {"w0": Load(2, 20), "w1": Load(0, 0)}
+    assert await stage.registry.loads([worker, idle]) == {"w0": Load(2, 20, 3), "w1": Load(0, 0)}
     assert await stage.registry.loads([past]) == {"w0": Load(0, 0)}
     assert await stage.registry.loads([]) == {}
     key = broker.keys.load("w1", idle.incarnation)
-    await broker.call("HSET", key, "jobs", "-3", "tokens", "many")
+    await broker.call("HSET", key, "jobs", "-3", "tokens", "many", "prefill", "1.5")
     assert await stage.registry.loads([idle]) == {"w1": Load(0, 0)}
     await broker.call("SET", key, "x")
     assert await stage.registry.loads([idle]) == {"w1": Load(0, 0)}

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvstore.block_hash import BlockHash
 from kvstore.client import Broker, BrokerConfig, connect
 from kvstore.errors import BrokerUnreachable
-from kvstore.jobs import Commit, Finished, Submitted
+from kvstore.jobs import Commit, Committed, Finished, Submitted
+from kvstore.prefix_index import HeldChange, PrefixIndex, short
+from kvstore.registry import Load
 from kvstore.scripts import load_scripts
 from octavo.v1 import inference_pb2
 
+from ..conftest import names
 from .conftest import LONG_TTL_MS, Stage, chunk, set_stage, until
 from .proxy import Proxy
 
@@ -87,6 +91,52 @@ async def test_each_script_repeated_after_a_lost_reply_says_the_same(far: Stage,
     assert len(await far.log("r1")) == 3
     assert await far.load(worker) == (0, 0)
     assert (proxy.lost, far.broker.retried) == (5, 5)
+
+
+async def test_the_index_after_lost_replies(far: Stage, proxy: Proxy, broker: Broker) -> None:
+    await warm(far)
+    worker = await far.worker()
+    index = PrefixIndex(far.broker, lease_ttl_ms=LONG_TTL_MS)
+    hashes = [BlockHash(bytes([number]) * 32) for number in range(5)]
+    change = HeldChange(added=tuple(map(short, hashes)))
+    lose(proxy, "commit")
+    assert await far.jobs.commit(worker.id, worker.incarnation, [], change) == Committed([], 5)
+    lose(proxy, "match")
+    assert (await index.match([worker], {"f": hashes}))["w0"].blocks == 5
+
+    # Both calls of a replacement: the one that writes, and the one that swaps, which alone has an empty argument.
+    lose(proxy, "replace")
+    assert await index.replace(worker.id, worker.incarnation, change.added[:2]) == 2
+    assert await index.members(worker.id, worker.incarnation) == set(change.added[:2])
+    proxy.lose = b"\r\n$0\r\n\r\n"
+    assert await index.replace(worker.id, worker.incarnation, change.added[3:]) == 2
+    assert await index.members(worker.id, worker.incarnation) == set(change.added[3:])
+    assert (proxy.lost, far.broker.retried) == (4, 4)
+    assert [name for name in await names(broker) if ":held:" in name] == [broker.keys.held("w0", worker.incarnation)]
+
+
+async def test_a_first_delivery_repeated_refunds_its_prompt_once(far: Stage, proxy: Proxy) -> None:
+    await warm(far)
+    worker = await far.worker()
+    await far.submit("r1", worker, prefill=3)
+    await far.submit("r2", worker, prefill=2)
+    await far.claim(worker)
+    lose(proxy, "commit")
+    assert await far.commit(worker, chunk("r1", 0, [1])) == [Commit.DUPLICATE]
+    assert (await far.registry.loads([worker]))["w0"] == Load(2, 20, 2)
+
+
+async def test_a_theft_repeated_takes_one_more_at_most(far: Stage, proxy: Proxy) -> None:
+    """The one write that is not idempotent: what a retry takes, its thief runs."""
+    await warm(far)
+    worker, thief = await far.worker(prefill_tok_s=1.0), await far.worker("w1")
+    for number in range(4):
+        await far.submit(f"r{number}", worker, prefill=3)
+    lose(proxy, "steal")
+    assert await far.jobs.steal("w1", thief.incarnation, "w0", prefill_s_per_token=0.01) == 1
+    loads = await far.registry.loads([worker, thief])
+    assert loads == {"w0": Load(2, 20, 6), "w1": Load(2, 20, 6)}
+    assert [claim.job.request_id for claim in await far.claim(thief)] == ["r0", "r1"]
 
 
 async def test_a_last_chunk_repeated(far: Stage, proxy: Proxy) -> None:

@@ -200,7 +200,9 @@ async def test_each_job_goes_to_one_thief(stage: Stage, broker: Broker) -> None:
             claimed += [one.job.request_id for one in await stage.jobs.claim(victim.id, victim.incarnation, found)]
         return claimed
 
-    claimed, *taken = await asyncio.gather(read(), *map(rob, thieves))
+    reading = asyncio.create_task(read())
+    taken = await asyncio.gather(*map(rob, thieves))
+    claimed = await reading
     assert len(claimed) + sum(taken) == len(ids)
     holders = {request_id: (await stage.record(request_id)).worker for request_id in ids}
     assert sorted(claimed) == sorted(request_id for request_id, worker in holders.items() if worker == "w0")
