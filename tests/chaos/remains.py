@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.chaos.evidence import Answer, LogEntry, Pool, Run, Scrape, Snapshot
     from tests.chaos.history import Request
 
-LASTING: Final = ("workers", "jobs:", "routes", "dead", "ledger", "pages")
+LASTING: Final = ("workers", "jobs:", "dead", "ledger")
 """What may stay in the broker for ever, or as long as a worker lives."""
 PER_REQUEST: Final = ("job:", "log:")
 ACCEPTED: Final = "accepted"

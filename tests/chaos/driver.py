@@ -1,0 +1,247 @@
+"""Clients: they send requests at a rate to a list of gateways, go on elsewhere when a call breaks, and record it all.
+
+A client knows what a user's client knows: a call that ends with UNAVAILABLE and without a terminal chunk was cut off,
+and its request may go on; asked for again under its id, at any gateway, it does. Terminal chunks are the end, whatever
+they say. RESOURCE_EXHAUSTED is asked for again after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+from tests.chaos.history import BAD, CANCEL, GENERATE, LOAD, PROBE, Called, Came, Ended, Invoked, Recorder, Used
+from tests.chaos.retry_info import retry_after_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from tests.chaos.traffic import Payload
+
+AGAIN: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+PAUSE_S: Final = (0.05, 1.0)
+"""Between two calls of a request: the first pause, and the longest. Each is drawn from half of it to all of it."""
+HANGS_S: Final = 6.0
+"""So long after a call's deadline it hangs, and is left open in the history."""
+OPTIONS: Final = [
+    ("grpc.enable_http_proxy", 0),
+    # A gateway that comes back is found at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class GoOn(Protocol):
+    """How a request is gone on with. ``have``: by choice, how many tokens the client has. Returns the verb for the
+    history, the indexes that are asked for from, and the call."""
+
+    def __call__(
+        self, stub: Any, request: inference_pb2.GenerateRequest, have: Mapping[int, int], timeout: float
+    ) -> tuple[str, dict[int, int], Any]: ...
+
+
+def by_replay(
+    stub: Any, request: inference_pb2.GenerateRequest, have: Mapping[int, int], timeout: float
+) -> tuple[str, dict[int, int], Any]:
+    """The same request again: all of its output comes anew."""
+    del have
+    return GENERATE, {}, stub.Generate(request, timeout=timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How clients behave."""
+
+    rate: float = 4.0
+    """Requests per second, at random times."""
+    deadline_s: float = 60.0
+    cancels: float = 0.05
+    """Share of requests that are cancelled after some tokens."""
+    bad: float = 0.05
+    """Share of requests that are to be refused."""
+    go_on: GoOn = by_replay
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One request's life at its client."""
+
+    payload: Payload
+    request: inference_pb2.GenerateRequest
+    until: float
+    calls: int = 0
+    have: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    cancel_at: int | None = None
+    """Tokens after which it is cancelled."""
+    cancelling: asyncio.Task[None] | None = None
+
+
+class Driver:
+    """``prefix`` begins every request id: two drivers of one fleet need two. An async context manager."""
+
+    def __init__(
+        self, targets: Sequence[str], recorder: Recorder, *, seed: int, habits: Habits | None = None, prefix: str = "r"
+    ) -> None:
+        self.recorder = recorder
+        self.habits = habits or Habits()
+        self._targets = list(targets)
+        self._numbers = random.Random(f"driver/{seed}")
+        self._prefix = prefix
+        self._sent = 0
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Driver:
+        for target in self._targets:
+            self._channels[target] = grpc.aio.insecure_channel(target, options=OPTIONS)
+            stub: Any = inference_pb2_grpc.InferenceStub(self._channels[target])
+            self._stubs[target] = stub
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def load(self, payloads: Sequence[Payload], bad: Sequence[Payload], seconds: float) -> None:
+        """Sends some of them at the rate; returns when all have ended."""
+        numbers, habits = self._numbers, self.habits
+        ends = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            while (pause := numbers.expovariate(habits.rate)) < ends - time.monotonic():
+                await asyncio.sleep(pause)
+                if bad and numbers.random() < habits.bad:
+                    group.create_task(self.send(numbers.choice(bad), role=BAD))
+                else:
+                    cancelled = numbers.random() < habits.cancels
+                    cancel_at = numbers.randint(1, 10) if cancelled else None
+                    group.create_task(self.send(numbers.choice(payloads), cancel_at=cancel_at))
+
+    async def ask_each(self, payloads: Sequence[Payload], *, at_once: int = 8) -> None:
+        """Sends each of them once, some at a time; returns when all have ended: for the run without faults."""
+        slots = asyncio.Semaphore(at_once)
+
+        async def one(payload: Payload) -> None:
+            async with slots:
+                await self.send(payload)
+
+        async with asyncio.TaskGroup() as group:
+            for payload in payloads:
+                group.create_task(one(payload))
+
+    async def probe(self, payloads: Sequence[Payload]) -> None:
+        """Sends one to every gateway: each must serve by now."""
+        async with asyncio.TaskGroup() as group:
+            for index, target in enumerate(self._targets):
+                group.create_task(self.send(payloads[index % len(payloads)], role=PROBE, first=target))
+
+    async def send(
+        self, payload: Payload, *, role: str = LOAD, cancel_at: int | None = None, first: str | None = None
+    ) -> str:
+        """One request to its end; its id. ``cancel_at``: after so many tokens. ``first``: the gateway to begin with."""
+        request_id = f"{self._prefix}{self._sent}"
+        self._sent += 1
+        now = time.monotonic()
+        progress = _Progress(payload, payload.named(request_id), now + self.habits.deadline_s, cancel_at=cancel_at)
+        self.recorder.note(
+            Invoked(
+                *(request_id, now, payload.digest, payload.kind, payload.n),
+                role=role,
+                deadline_s=self.habits.deadline_s,
+                expect=payload.expect,
+            )
+        )
+        target = first or self._numbers.choice(self._targets)
+        pause = PAUSE_S[0]
+        while True:
+            ended = await self._call(progress, target)
+            if ended is None or ended.status not in AGAIN or len(progress.ended) == payload.n:
+                break
+            told = (ended.retry_after_ms or 0) / 1000
+            wait = max(told, pause * self._numbers.uniform(0.5, 1.0))
+            if time.monotonic() + wait >= progress.until:
+                break
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, PAUSE_S[1])
+            target = self._other_than(target)
+        if progress.cancelling is not None:
+            await progress.cancelling
+        return request_id
+
+    def _other_than(self, target: str) -> str:
+        return self._numbers.choice([one for one in self._targets if one != target] or [target])
+
+    async def _call(self, progress: _Progress, target: str) -> Ended | None:
+        """One call and its record; None when it hangs."""
+        number, left = progress.calls, progress.until - time.monotonic()
+        progress.calls += 1
+        request_id = progress.request.request_id
+        verb, after, call = self.habits.go_on(self._stubs[target], progress.request, progress.have, left)
+        self.recorder.note(Called(request_id, number, time.monotonic(), verb, target, after))
+        # What a replay brings again is counted again.
+        progress.have = dict(after)
+        ended: Ended | None = None
+        try:
+            async with asyncio.timeout(left + HANGS_S):
+                async for response in call:
+                    self._take(progress, number, response)
+                ended = Ended(request_id, number, time.monotonic(), "OK")
+        except grpc.aio.AioRpcError as error:
+            ended = _ended(request_id, number, error)
+        except TimeoutError:
+            call.cancel()
+        if ended is not None:
+            self.recorder.note(ended)
+        return ended
+
+    def _take(self, progress: _Progress, number: int, response: inference_pb2.GenerateResponse) -> None:
+        now, request_id = time.monotonic(), progress.request.request_id
+        for chunk in response.chunks:
+            finish = inference_pb2.FinishReason.Name(chunk.finish) if chunk.finish else ""
+            tokens = tuple(chunk.token_ids)
+            told = (chunk.choice, chunk.start, tokens, chunk.text, finish, chunk.error)
+            self.recorder.note(Came(request_id, number, now, *told))
+            progress.have[chunk.choice] = max(progress.have.get(chunk.choice, 0), chunk.start + len(tokens))
+            if finish:
+                progress.ended.add(chunk.choice)
+        if response.HasField("usage"):
+            usage = response.usage
+            counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.attempts)
+            self.recorder.note(Used(request_id, number, now, *counts))
+        if progress.cancel_at is not None and sum(progress.have.values()) >= progress.cancel_at:
+            progress.cancel_at = None
+            progress.cancelling = asyncio.create_task(self._cancel(progress))
+
+    async def _cancel(self, progress: _Progress) -> None:
+        """Until a gateway has answered, or the request's time is over."""
+        request = inference_pb2.CancelRequest(request_id=progress.request.request_id)
+        target = self._numbers.choice(self._targets)
+        while (left := progress.until - time.monotonic()) > 0:
+            number, progress.calls = progress.calls, progress.calls + 1
+            self.recorder.note(Called(request.request_id, number, time.monotonic(), CANCEL, target))
+            try:
+                response = await self._stubs[target].Cancel(request, timeout=min(left, 10.0))
+            except grpc.aio.AioRpcError as error:
+                self.recorder.note(_ended(request.request_id, number, error))
+            else:
+                cancelled = bool(response.cancelled)
+                self.recorder.note(Ended(request.request_id, number, time.monotonic(), "OK", cancelled=cancelled))
+                return
+            await asyncio.sleep(PAUSE_S[0])
+            target = self._other_than(target)
+
+
+def _ended(request_id: str, number: int, error: grpc.aio.AioRpcError) -> Ended:
+    told = retry_after_ms(error.trailing_metadata())
+    return Ended(request_id, number, time.monotonic(), error.code().name, error.details() or "", told)
