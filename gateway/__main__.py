@@ -11,6 +11,7 @@ from dataclasses import asdict
 import click
 
 from gateway.config import GatewayConfig
+from gateway.router import Policy
 from gateway.server import Gateway
 from kvstore.errors import KvError
 
@@ -24,6 +25,12 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=DEFAULTS.grpc_port, help="0: any free port.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=DEFAULTS.metrics_port, help="0: any free port.")
 @click.option("--max-queue", type=click.IntRange(1), default=DEFAULTS.max_queue, help="Unfinished jobs of one worker.")
+@click.option(
+    "--policy",
+    type=click.Choice([policy.value for policy in Policy]),
+    default=DEFAULTS.policy,
+    help="How workers are chosen.",
+)
 @click.option("--max-streams", type=click.IntRange(1), default=DEFAULTS.max_streams, help="Open Generate calls.")
 @click.option(
     "--grace",

@@ -25,8 +25,8 @@ class GatewayConfig:
     """Settings of a gateway.
 
     `grpc_port` and `metrics_port` 0 let the system choose; the `ready` line tells the result. `max_queue` bounds the
-    jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `grace_s` is how long
-    streams may go on after SIGTERM, in seconds.
+    jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `policy` says how workers
+    are chosen (``gateway.router``). `grace_s` is how long streams may go on after SIGTERM, in seconds.
     """
 
     redis: str
@@ -35,6 +35,7 @@ class GatewayConfig:
     grpc_port: int = 50051
     metrics_port: int = 0
     max_queue: int = 64
+    policy: str = "prefix"
     max_streams: int = 1024
     grace_s: float = 30.0
     tokenizer_threads: int = 2

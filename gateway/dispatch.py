@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import logging
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gateway.answers import MAX_MODELS, Answers
+from gateway.cost import Candidate, Rates, Work, cached
 from gateway.errors import STARTING, DeadlinePassed, NoWorker, Overloaded
-from gateway.router import READY, Candidate, Charge, Considered, Pending, route
+from gateway.pending import Pending, Promises, added
+from gateway.prefixes import Index, Looks, PromptHashes, View
+from gateway.record import record_of
+from gateway.router import READY, Decision, Policy, route
 from kvstore.errors import QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted, charge
+from kvstore.registry import Load
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gateway.models import Models, Served
+    from gateway.pending import Charge, Promise
     from kvstore.jobs import Jobs
+    from kvstore.prefix_index import PrefixIndex
     from kvstore.registry import Registry, WorkerInfo
     from octavo.v1 import job_pb2
 
-logger = logging.getLogger(__name__)
-
 MAX_TRIES: Final = 8
 """Workers that one job is offered to."""
+LEAST_RETRY_MS: Final = 100
+MOST_RETRY_MS: Final = 30_000
+"""What a caller that met full queues is told to wait, at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +44,6 @@ class Order:
     digest: bytes
     remaining_s: Callable[[], float | None]
 
-    @property
-    def cost(self) -> int:
-        """Tokens that the job is charged at."""
-        return charge(self.job)
-
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -47,29 +52,63 @@ class Sent:
 
     submitted: Submitted
     worker: str
+    predicted: int = 0
+    """Prompt tokens that were expected in the worker's cache."""
+    promise: Promise | None = None
+    """To be given back with ``Dispatch.forget`` once the job has output, or has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A decision that is about to be submitted, and what it has booked."""
+
+    decision: Decision
+    target: Candidate
+    predicted: int
+    index: Index
+    charge: Charge
+    promise: Promise
 
 
 class Dispatch:
     """Hands jobs to workers on behalf of one gateway."""
 
     def __init__(
-        self, jobs: Jobs, registry: Registry, models: Models, *, gateway: str, max_queue: int, rng: random.Random
+        self,
+        jobs: Jobs,
+        registry: Registry,
+        index: PrefixIndex,
+        models: Models,
+        *,
+        gateway: str,
+        max_queue: int,
+        rng: random.Random,
+        policy: Policy = Policy.PREFIX,
     ) -> None:
         self._jobs = jobs
-        self._registry = registry
+        self._looks = Looks(index, registry)
         self._models = models
         self._gateway = gateway
         self._max_queue = max_queue
         self._rng = rng
+        self._policy = policy
         self._pending = Pending()
+        self._promises = Promises()
+        self._last: OrderedDict[str, str] = OrderedDict()
+        self.answers = Answers()
+        """What is learnt of how long answers are."""
+        self.index = Index.EXACT
+        """What the last decision could know of prefixes."""
 
     async def attach(self, request_id: str, digest: bytes) -> Sent | None:
         """To the job of that id, if there is one: it needs no worker that takes jobs, not even a live one.
 
         Raises RequestIdTaken, BrokerError.
         """
-        attached = await self._jobs.attach(request_id, digest=digest, gateway=self._gateway)
-        return Sent(Submitted.ATTACHED, "") if attached else None
+        if not await self._jobs.attach(request_id, digest=digest, gateway=self._gateway):
+            return None
+        record = await self._jobs.get(request_id)
+        return Sent(Submitted.ATTACHED, "", record.predicted if record is not None else 0)
 
     async def submit(self, order: Order, served: Served) -> Sent:
         """Submits to the best worker that takes the job.
@@ -78,65 +117,159 @@ class Dispatch:
         BrokerError: unknown.
         """
         workers: Sequence[WorkerInfo] = served.workers
+        hashes = PromptHashes(order.job)
         refused: dict[str, str] = {}
         full: QueueFull | None = None
+        wait_s = 0.0
         for _ in range(MAX_TRIES):
             deadline_ms = milliseconds(order.remaining_s())
-            decided = await self._decide(order, workers, refused)
-            if decided is None:
+            await hashes.prepare(workers)
+            offer = await self._decide(order.job, workers, hashes, refused)
+            if offer is None:
                 break
-            target, charge = decided
             try:
-                return Sent(await self._offer(order, target, charge, deadline_ms), target.worker)
+                return await self._offer(order, offer, deadline_ms)
             except QueueFull as error:
                 full = error
-                refused[target.incarnation] = f"its queue is full ({error.depth} of {error.limit})"
+                wait_s = min(each.cost.wait_s for each in offer.decision.considered)
+                refused[offer.target.incarnation] = _full(error.depth, error.limit)
             except WorkerGone:
-                refused[target.incarnation] = "it is gone"
+                refused[offer.target.incarnation] = "it is gone"
                 workers = await self._models.workers(served)
         name = served.name
         if full is not None:
-            raise Overloaded(f"all queues of model {name!r} are full ({full.limit} jobs each); try again later")
+            message = f"all queues of model {name!r} are full ({full.limit} jobs each); try again later"
+            raise Overloaded(message, min(max(round(wait_s * 1000), LEAST_RETRY_MS), MOST_RETRY_MS))
         raise NoWorker(f"no live worker of model {name!r} takes jobs; {STARTING}")
 
+    def forget(self, sent: Sent) -> None:
+        """The job has output, or has ended: its worker's blocks are in the index, if anywhere. May be repeated."""
+        if sent.promise is not None:
+            self._promises.forget(sent.promise)
+
     async def _decide(
-        self, order: Order, workers: Sequence[WorkerInfo], refused: dict[str, str]
-    ) -> tuple[Considered, Charge] | None:
-        """Reads the loads, routes, and charges the choice before any other decision can be made without it."""
+        self, job: job_pb2.Job, workers: Sequence[WorkerInfo], hashes: PromptHashes, refused: Mapping[str, str]
+    ) -> Offer | None:
+        """Looks, routes, and books the choice before any other decision can be made without it."""
         reading = self._pending.begin_reading()
         try:
-            able = sum(each.state == READY and each.incarnation not in refused for each in workers)
-            # The only one that can be chosen is chosen whatever its load.
-            loads = await self._registry.loads(workers) if able > 1 else {}
-            candidates = [
-                Candidate(each.id, each.incarnation, each.state, loads[each.id].tokens if each.id in loads else 0)
-                for each in workers
-            ]
-            decision = route(candidates, pending=self._pending.unseen_by(reading), refused=refused, rng=self._rng)
-            logger.debug("job %s: %s", order.job.request_id, decision)
+            # What is promised now may be in the index before it is read, or after: it counts either way.
+            promised = self._promised(workers, hashes)
+            view = await self._looks.look(workers, hashes)
+            self.index = view.index
+            candidates = self._candidates(job, workers, hashes, promised, view, reading)
+            work = Work(
+                prompt=len(job.prompt_token_ids),
+                answer=self.answers.expected(job),
+                others=self.answers.mean(job.model),
+                choices=max(job.n, 1),
+            )
+            unable = {**self._seem_full(candidates, refused), **refused}
+            last = self._last.get(job.model, "")
+            decision = route(candidates, work, policy=self._policy, refused=unable, rng=self._rng, last=last)
             if decision.chosen is None:
                 return None
-            return decision.chosen, self._pending.charge(decision.chosen.incarnation, order.cost)
+            target = decision.chosen.candidate
+            self._note(job.model, target.worker)
+            predicted = cached(work, target)
+            load = Load(1, charge(job), work.prompt - predicted)
+            chosen = next(each for each in workers if each.incarnation == target.incarnation)
+            return Offer(
+                *(decision, target, predicted, view.index),
+                self._pending.charge(target.incarnation, load),
+                self._promises.make(target.incarnation, hashes.of(chosen)),
+            )
         finally:
             self._pending.end_reading(reading)
 
-    async def _offer(self, order: Order, target: Considered, charge: Charge, deadline_ms: int | None) -> Submitted:
-        applied = True
+    def _promised(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, int]:
+        """Blocks by incarnation."""
+        return {each.incarnation: self._promises.held(each.incarnation, hashes.of(each)) for each in workers}
+
+    def _candidates(
+        self,
+        job: job_pb2.Job,
+        workers: Sequence[WorkerInfo],
+        hashes: PromptHashes,
+        promised: Mapping[str, int],
+        view: View,
+        reading: int,
+    ) -> list[Candidate]:
+        unseen = self._pending.unseen_by(reading)
+        promised_since = self._promised(workers, hashes)
+        # A prompt whose own log-probabilities are wanted is computed as a whole.
+        scored = job.HasField("prompt_logprobs")
+        found: list[Candidate] = []
+        for each in workers:
+            seen, name = view.seen[each.id], each.incarnation
+            blocks = 0 if scored else max(seen.blocks, promised[name], promised_since[name])
+            found.append(candidate_of(each, added(seen.load, unseen.get(name, Load())), blocks))
+        return found
+
+    def _seem_full(self, candidates: Sequence[Candidate], refused: Mapping[str, str]) -> dict[str, str]:
+        """Those whose queues are full by their charges, unless that is everybody: then their queues are asked."""
+        able = [each for each in candidates if each.state == READY and each.incarnation not in refused]
+        full = [each for each in able if each.load.jobs >= self._max_queue]
+        if len(full) == len(able):
+            return {}
+        return {each.incarnation: _full(each.load.jobs, self._max_queue) for each in full}
+
+    def _note(self, model: str, worker: str) -> None:
+        self._last.pop(model, None)
+        self._last[model] = worker
+        while len(self._last) > MAX_MODELS:
+            self._last.popitem(last=False)
+
+    async def _offer(self, order: Order, offer: Offer, deadline_ms: int | None) -> Sent:
+        applied, stands = True, False
         try:
-            return await self._jobs.submit(
+            record = record_of(offer.decision, order.job.request_id, offer.index, time.time_ns() // 1_000_000)
+            submitted = await self._jobs.submit(
                 order.job,
                 digest=order.digest,
-                worker=target.worker,
-                worker_incarnation=target.incarnation,
+                worker=offer.target.worker,
+                worker_incarnation=offer.target.incarnation,
                 gateway=self._gateway,
                 deadline_ms=deadline_ms,
                 max_queue=self._max_queue,
+                prefill=offer.charge.load.prefill,
+                predicted=offer.predicted,
+                route=record.SerializeToString(),
             )
+            stands = submitted is Submitted.ACCEPTED
         except SubmitError:
             applied = False
             raise
         finally:
-            self._pending.settle(charge, applied=applied)
+            self._pending.settle(offer.charge, applied=applied)
+            if not stands:
+                self._promises.forget(offer.promise)
+        return Sent(submitted, offer.target.worker, offer.predicted, offer.promise)
+
+
+def candidate_of(worker: WorkerInfo, load: Load, blocks: int) -> Candidate:
+    """A worker as a decision sees it. `blocks`: of the prompt, what it holds or will hold."""
+    return Candidate(
+        worker=worker.id,
+        incarnation=worker.incarnation,
+        state=worker.state,
+        kind=worker.fingerprint,
+        load=load,
+        rates=Rates(
+            prefill_tok_s=worker.prefill_tok_s,
+            step_s=worker.step_ms / 1000,
+            sequence_s=worker.sequence_ms / 1000,
+            fetch_tok_s=worker.fetch_tok_s,
+        ),
+        held=blocks * worker.block_size,
+        max_running=worker.max_running,
+        kv_tokens=worker.kv_tokens,
+        used=worker.blocks_used * worker.block_size,
+    )
+
+
+def _full(jobs: int, limit: int) -> str:
+    return f"its queue is full ({jobs} of {limit})"
 
 
 def milliseconds(remaining_s: float | None) -> int | None:

@@ -5,6 +5,7 @@
     GatewayError
     ├── AdmissionError      INVALID_ARGUMENT     the request breaks a bound; the message names field, value and limit
     ├── ModelNotFound       NOT_FOUND            nobody serves a model of that name
+    ├── JobNotFound         NOT_FOUND            nobody knows a job of that id
     ├── NoWorker            UNAVAILABLE          no live worker of a known model takes jobs
     ├── Overloaded          RESOURCE_EXHAUSTED   every queue is full, or this gateway has too many streams
     ├── DeadlinePassed      DEADLINE_EXCEEDED    the client's deadline passed before the job was queued
@@ -33,7 +34,7 @@ from octavo.v1 import job_pb2
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS: Final = 1000
-"""What a caller that met full queues is told to wait."""
+"""What a caller is told to wait where nothing more is known."""
 
 SHOWN_VALUE: Final = 64
 """Characters of a refused value that an error message repeats."""
@@ -58,6 +59,13 @@ class ModelNotFound(GatewayError):
         super().__init__(f"model {shown(name)} is not served; served: {', '.join(map(repr, served))}")
 
 
+class JobNotFound(GatewayError):
+    """No job of that id is known."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"job {shown(request_id)} is unknown, or ended too long ago")
+
+
 class NoWorker(GatewayError):
     """No live worker takes jobs of that model."""
 
@@ -69,7 +77,11 @@ STARTING: Final = (
 
 
 class Overloaded(GatewayError):
-    """No room for another job now."""
+    """No room for another job now. `retry_after_ms`: when there may be."""
+
+    def __init__(self, message: str, retry_after_ms: int = RETRY_AFTER_MS) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class DeadlinePassed(GatewayError):
@@ -105,8 +117,8 @@ class Status:
 _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] = (
     (AdmissionError, grpc.StatusCode.INVALID_ARGUMENT, None),
     (ModelNotFound, grpc.StatusCode.NOT_FOUND, None),
+    (JobNotFound, grpc.StatusCode.NOT_FOUND, None),
     (NoWorker, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
-    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, RETRY_AFTER_MS),
     (DeadlinePassed, grpc.StatusCode.DEADLINE_EXCEEDED, None),
     (Draining, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
     (JobLost, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
@@ -134,6 +146,8 @@ def lookup(error: Exception) -> Status | None:
     if isinstance(error, JobFailed):
         code, retry = _FAILURES.get(error.failure, (grpc.StatusCode.INTERNAL, None))
         return Status(code, str(error), retry)
+    if isinstance(error, Overloaded):
+        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), error.retry_after_ms)
     for kind, code, retry in _TABLE:
         if isinstance(error, kind):
             return Status(code, _BROKER_TROUBLE if kind is kv.BrokerError else str(error), retry)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
+from gateway.admission import check_request_id
+from gateway.errors import JobNotFound
 from gateway.rpc import Method, service_handler
 from octavo.v1 import fleet_pb2
 
@@ -11,8 +16,8 @@ if TYPE_CHECKING:
     import grpc
 
     from gateway.rpc import Context
-    from kvstore.jobs import Jobs
-    from kvstore.registry import Registry
+    from kvstore.jobs import JobRecord, Jobs
+    from kvstore.registry import Registry, WorkerInfo
 
 NAME = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
 
@@ -29,6 +34,7 @@ class FleetService:
         methods = {
             "ListWorkers": Method(fleet_pb2.ListWorkersRequest, self.list_workers),
             "GetQueues": Method(fleet_pb2.GetQueuesRequest, self.get_queues),
+            "Explain": Method(fleet_pb2.ExplainRequest, self.explain),
         }
         return service_handler(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], methods)
 
@@ -36,29 +42,7 @@ class FleetService:
         self, _request: fleet_pb2.ListWorkersRequest, _context: Context
     ) -> fleet_pb2.ListWorkersResponse:
         """Live workers, by id."""
-        workers = [
-            fleet_pb2.Worker(
-                id=info.id,
-                incarnation=info.incarnation,
-                model=info.model,
-                fingerprint=info.fingerprint,
-                state=info.state,
-                device=info.device,
-                dtype=info.dtype,
-                block_size=info.block_size,
-                context_length=info.context_length,
-                kv_tokens=info.kv_tokens,
-                max_running=info.max_running,
-                running=info.running,
-                waiting=info.waiting,
-                blocks_free=info.blocks_free,
-                blocks_cached=info.blocks_cached,
-                blocks_used=info.blocks_used,
-                metrics=info.metrics,
-                heartbeat_age_ms=info.heartbeat_age_ms,
-            )
-            for info in await self._registry.workers()
-        ]
+        workers = [worker_message(info) for info in await self._registry.workers()]
         return fleet_pb2.ListWorkersResponse(workers=workers)
 
     async def get_queues(self, _request: fleet_pb2.GetQueuesRequest, _context: Context) -> fleet_pb2.GetQueuesResponse:
@@ -74,3 +58,58 @@ class FleetService:
             for info in await self._jobs.queues()
         ]
         return fleet_pb2.GetQueuesResponse(queues=queues)
+
+    async def explain(self, request: fleet_pb2.ExplainRequest, _context: Context) -> fleet_pb2.ExplainResponse:
+        """Why a job went where it went, and what it found there. Raises AdmissionError, JobNotFound."""
+        check_request_id(request.request_id)
+        record = await self._jobs.get(request.request_id)
+        if record is None:
+            raise JobNotFound(request.request_id)
+        return explanation(record)
+
+
+def worker_message(info: WorkerInfo) -> fleet_pb2.Worker:
+    """A lease, as operators get it."""
+    return fleet_pb2.Worker(
+        id=info.id,
+        incarnation=info.incarnation,
+        model=info.model,
+        fingerprint=info.fingerprint,
+        state=info.state,
+        device=info.device,
+        dtype=info.dtype,
+        block_size=info.block_size,
+        context_length=info.context_length,
+        kv_tokens=info.kv_tokens,
+        max_running=info.max_running,
+        running=info.running,
+        waiting=info.waiting,
+        blocks_free=info.blocks_free,
+        blocks_cached=info.blocks_cached,
+        blocks_used=info.blocks_used,
+        metrics=info.metrics,
+        heartbeat_age_ms=info.heartbeat_age_ms,
+        prefill_tokens_per_s=info.prefill_tok_s,
+        step_ms=info.step_ms,
+        sequence_ms=info.sequence_ms,
+        fetch_tokens_per_s=info.fetch_tok_s,
+        index=info.index,
+    )
+
+
+def explanation(record: JobRecord) -> fleet_pb2.ExplainResponse:
+    """What a job's hash says. A record of its route that does not parse is left out."""
+    route = None
+    if record.route:
+        with suppress(DecodeError):
+            route = fleet_pb2.RouteRecord.FromString(record.route)
+    return fleet_pb2.ExplainResponse(
+        route=route,
+        worker=record.worker,
+        stolen_from=record.stolen_from,
+        state=record.state,
+        attempt=record.attempt,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        started=record.started,
+    )

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.config import address
+from gateway.prefixes import Index
 from kvstore.parts import Parts, PartsCollector
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from kvstore.jobs import Jobs, QueueInfo
+    from octavo.v1 import inference_pb2
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+OUTCOMES: Final = ("equal", "less", "more")
 CALL_PARTS: Final = ("check", "tokenize", "send", "relay")
 """Of a Generate call, one after the other: its bounds and its model, its prompt's tokens and the job, routing and
 submitting it; and from each delivery that the doorbell brought to the response made of it."""
@@ -56,6 +59,22 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=self.registry,
         )
+        self.predicted_tokens = Counter(
+            "octavo_predicted_cached_tokens",
+            "Prompt tokens that were expected in the cache of the worker that a job was sent to.",
+            registry=self.registry,
+        )
+        self.cached_tokens = Counter(
+            "octavo_cached_tokens", "Prompt tokens that jobs found in a worker's cache.", registry=self.registry
+        )
+        self.predictions = Counter(
+            "octavo_predictions",
+            "Jobs that ran where they were sent, by what they found in the cache: as expected, less, or more.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        for outcome in OUTCOMES:
+            self.predictions.labels(outcome=outcome)
         self.streams = Gauge("octavo_streams", "Generate calls that are open.", registry=self.registry)
         self.parts = Parts(*CALL_PARTS)
         self.registry.register(PartsCollector("octavo_part_seconds", "Parts of Generate calls.", "part", self.parts))
@@ -65,6 +84,10 @@ class Metrics:
     def watch_broker(self, spent: Parts) -> None:
         """Shows what was waited for."""
         self.registry.register(PartsCollector("octavo_broker_seconds", "Calls of the broker.", "call", spent))
+
+    def watch_index(self, index: Callable[[], Index]) -> None:
+        """Shows what decisions can know of prefixes."""
+        self.registry.register(_IndexState(index))
 
     def watch_relay(self, malformed: Callable[[], int], refills: Callable[[], int]) -> None:
         """Shows the relay's own counters."""
@@ -127,10 +150,17 @@ class Call:
         self._has_output = self._has_output or tokens > 0
         self._last = now
 
-    def queued(self, milliseconds: float) -> None:
-        """How long the job waited for its worker."""
-        if not self.replay:
-            self._metrics.queue_seconds.observe(milliseconds / 1000)
+    def routed(self, route: inference_pb2.Route, sent_to: str) -> None:
+        """The job's first output came with this route, after it was sent to this worker."""
+        if self.replay:
+            return
+        metrics, predicted, found = self._metrics, route.predicted_cached_tokens, route.cached_tokens
+        metrics.queue_seconds.observe(route.queue_ms / 1000)
+        metrics.cached_tokens.inc(found)
+        if route.worker == sent_to:  # what was expected was expected there
+            metrics.predicted_tokens.inc(predicted)
+            outcome = "equal" if found == predicted else "less" if found < predicted else "more"
+            metrics.predictions.labels(outcome=outcome).inc()
 
     def end(self, outcome: str) -> None:
         """The call is over. `outcome`: a finish reason or a status code, in lower case."""
@@ -165,6 +195,22 @@ class QueueGauges(Collector):
             depth.add_metric((queue.worker, "pending"), queue.pending)
             oldest.add_metric((queue.worker,), queue.oldest_age_ms / 1000)
         return depth, oldest
+
+
+class _IndexState(Collector):
+    """1 for the state that the prefix index had for the last decision, 0 for the others."""
+
+    def __init__(self, index: Callable[[], Index]) -> None:
+        self._index = index
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "octavo_prefix_index", "What the last decision could know of prefixes.", labels=("state",)
+        )
+        now = self._index()
+        for state in Index:
+            family.add_metric((state,), float(state is now))
+        return (family,)
 
 
 class _Counts(Collector):

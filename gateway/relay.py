@@ -159,6 +159,11 @@ class Stream:
         self._relay.remove(self)
 
     @property
+    def choices(self) -> int:
+        """How many answers the job has."""
+        return len(self._place.next)
+
+    @property
     def ended(self) -> bool:
         """Whether the last terminal delivery has been read or is in the buffer."""
         return self._place.ended

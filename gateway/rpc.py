@@ -81,9 +81,12 @@ def parse(kind: type[Request], data: bytes) -> Request:
 async def abort(context: Context, status: Status) -> None:
     """Ends the call with `status`; does not return."""
     message = status.message if len(status.message) <= MAX_DETAILS else status.message[: MAX_DETAILS - 3] + "..."
-    trailing: tuple[tuple[str, bytes], ...] = ()
+    trailing: tuple[tuple[str, bytes | str], ...] = ()
     if status.retry_after_ms is not None:
-        trailing = (("grpc-status-details-bin", retry_details(status.code, message, status.retry_after_ms)),)
+        # One for the retry policies of gRPC clients, one for people's own, one for those that read error details.
+        wait = str(status.retry_after_ms)
+        details = retry_details(status.code, message, status.retry_after_ms)
+        trailing = (("grpc-retry-pushback-ms", wait), ("retry-after-ms", wait), ("grpc-status-details-bin", details))
     await context.abort(status.code, message, trailing)
 
 

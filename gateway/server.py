@@ -22,12 +22,14 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.reaper import REAP_S, Lease, Reaper
 from gateway.relay import Relay
+from gateway.router import Policy
 from gateway.service import InferenceService
 from gateway.tasks import Tasks, every
 from gateway.tokenize import TokenizerPool
 from kvstore.client import BrokerConfig, connect
 from kvstore.errors import BrokerError
 from kvstore.jobs import Jobs
+from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import HEARTBEAT_S, Registry, new_incarnation
 
 if TYPE_CHECKING:
@@ -130,13 +132,18 @@ class Gateway:
         self._stack.push_async_callback(tokenizers.close)
         self._stack.push_async_callback(self._tasks.cancel)
         models = Models(registry, tokenizers, self._tasks)
+        dispatch = Dispatch(
+            *(jobs, registry, PrefixIndex(broker), models),
+            gateway=incarnation,
+            max_queue=config.max_queue,
+            rng=random.Random(),
+            policy=Policy(config.policy),
+        )
         self._inference = InferenceService(
             incarnation=incarnation,
             models=models,
             tokenizers=tokenizers,
-            dispatch=Dispatch(
-                jobs, registry, models, gateway=incarnation, max_queue=config.max_queue, rng=random.Random()
-            ),
+            dispatch=dispatch,
             relay=relay,
             jobs=jobs,
             tasks=self._tasks,
@@ -144,6 +151,7 @@ class Gateway:
             max_streams=config.max_streams,
         )
         self.metrics.watch_broker(broker.spent)
+        self.metrics.watch_index(lambda: dispatch.index)
         self.metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), FleetService(registry, jobs).handler()))

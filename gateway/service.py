@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
 import uuid
-from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,6 +16,7 @@ from gateway import admission
 from gateway.dispatch import Order
 from gateway.errors import Draining, JobFailed, JobLost, Overloaded, lookup
 from gateway.metrics import Call
+from gateway.responses import digest_of, most_tokens, response_of
 from gateway.rpc import Method, service_handler
 from kvstore.errors import BrokerError
 from kvstore.jobs import Finished, Submitted
@@ -188,6 +187,13 @@ class InferenceService:
                 ending = self._end_job(stream, submission, deadline=_deadline_passed(context))
                 self._tasks.spawn(ending, name=f"end {stream.request_id}")
             raise
+        finally:
+            submission.add_done_callback(self._let_go)  # it may be on its way still
+
+    def _let_go(self, submission: asyncio.Task[Any]) -> None:
+        """The call of a submission is over: what was expected of its worker's cache is no more."""
+        if not submission.cancelled() and submission.exception() is None and submission.result() is not None:
+            self._dispatch.forget(submission.result())
 
     async def _tokenize(self, request: inference_pb2.GenerateRequest, served: Served) -> Sequence[int]:
         match request.WhichOneof("input"):
@@ -211,15 +217,18 @@ class InferenceService:
         while True:
             batch = await stream.next()
             done = stream.done
-            response = response_of(stream.request_id, batch, sent.worker, stream.usage if done else None)
+            response = response_of(stream.request_id, batch, sent, stream.usage if done else None)
             if response.HasField("route"):
-                call.queued(response.route.queue_ms)
+                self._dispatch.forget(sent)
+                call.routed(response.route, sent.worker)
             call.output(most_tokens(response.chunks), stream.heard(batch[-1]))
             await context.write(response)
             failed = failed or next((each for each in batch if each.chunk.finish == inference_pb2.ERROR), None)
             if done:
                 if failed is not None:
                     raise JobFailed(failed.failure, failed.chunk.error)
+                if not call.replay and batch[-1].chunk.finish in (inference_pb2.STOP, inference_pb2.LENGTH):
+                    self._dispatch.answers.learn(call.model, stream.usage.completion_tokens / stream.choices)
                 return inference_pb2.FinishReason.Name(batch[-1].chunk.finish).lower()
 
     async def _end_job(self, stream: Stream, submission: asyncio.Task[Any], *, deadline: bool) -> None:
@@ -254,41 +263,6 @@ class InferenceService:
             error="the client's deadline passed",
             expect_gateway=self._incarnation,
         )
-
-
-def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
-    """SHA-256 of all that the client asked for, its request_id aside."""
-    # Taken out and put back: a copy of the request may be megabytes.
-    request_id = request.request_id
-    request.request_id = ""
-    try:
-        return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
-    finally:
-        request.request_id = request_id
-
-
-def response_of(
-    request_id: str, batch: list[job_pb2.Delivery], worker: str, usage: inference_pb2.Usage | None
-) -> inference_pb2.GenerateResponse:
-    """One response for consecutive deliveries. `worker`: where the job was sent, for a route that does not say it.
-    `usage`: of the whole job, with the last response."""
-    chunks = [delivery.chunk for delivery in batch]
-    response = inference_pb2.GenerateResponse(request_id=request_id, chunks=chunks, usage=usage)
-    for delivery in batch:
-        if delivery.HasField("route"):
-            response.route.CopyFrom(delivery.route)
-            response.route.worker = delivery.route.worker or worker
-    return response
-
-
-def most_tokens(chunks: Sequence[inference_pb2.Chunk]) -> int:
-    """Of the choices that these chunks are of, how many tokens one gets at most."""
-    if len(chunks) == 1:  # nearly always
-        return len(chunks[0].token_ids)
-    counts: Counter[int] = Counter()
-    for chunk in chunks:
-        counts[chunk.choice] += len(chunk.token_ids)
-    return max(counts.values(), default=0)
 
 
 def _deadline_passed(context: Context) -> bool:

@@ -16,6 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_TARGET = "127.0.0.1:50051"
 """HOST:PORT of the gateway that commands call; where `octavo up` and `octavo gateway` listen."""
 
+POLICIES = ("prefix", "least-loaded", "round-robin", "random")
+"""As ``gateway.router`` has them, which is not loaded for a supervisor."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
@@ -27,6 +30,8 @@ class FleetConfig:
     """Of the first gateway; the others take the next ones. 0: any free ones."""
     metrics_port: int = 0
     """Of the first process, gateways before workers; the others take the next ones. 0: any free ones."""
+    policy: str = "prefix"
+    """How gateways choose workers."""
     redis: str = ""
     """URL of the broker; empty: an embedded one, started and stopped with the fleet."""
     namespace: str = "default"
@@ -68,6 +73,7 @@ class FleetConfig:
             *("--namespace", self.namespace),
             *("--grpc-port", str(port)),
             *("--metrics-port", str(_nth(self.metrics_port, index))),
+            *("--policy", self.policy),
             *("--grace", f"{self.grace:g}"),
         ]
 
@@ -134,6 +140,7 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
         option("--gateways", type=positive, default=1, help="Gateways to start."),
         option("--grpc-port", type=port, default=grpc_port, help="Of the first gateway; others follow. 0: any free."),
         option("--metrics-port", type=port, default=0, help="Of the first process; others follow. 0: any free ones."),
+        option("--policy", type=click.Choice(POLICIES), default="prefix", help="How gateways choose workers."),
         option("--redis", default="", help="URL of a Redis 7 or Valkey 8 server. Default: an embedded one."),
         option("--namespace", default="default", help="The fleet's name within one Redis."),
         *of_workers,

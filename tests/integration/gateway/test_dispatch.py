@@ -3,115 +3,116 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gateway.dispatch import Dispatch, Order
-from gateway.errors import NoWorker, Overloaded
+from gateway.errors import NoWorker
 from gateway.models import Models
 from gateway.tasks import Tasks
 from gateway.tokenize import TokenizerPool
 from kvstore.jobs import Jobs, Submitted
-from kvstore.registry import Load, Registry
+from kvstore.prefix_index import PrefixIndex
+from kvstore.registry import Registry
 from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from kvstore.block_hash import BlockHash
     from kvstore.client import Broker
+    from kvstore.prefix_index import Seen
     from kvstore.registry import WorkerInfo
 
 
-class RegistryWithAnAccident(Registry):
-    """Right after the loads are read, the workers named in `doomed` leave."""
+class IndexWithAnAccident(PrefixIndex):
+    """Right after it is read, the workers named in `doomed` leave."""
 
     doomed: tuple[ScriptedWorker, ...] = ()
 
-    async def loads(self, workers: Sequence[WorkerInfo]) -> dict[str, Load]:
-        loads = await super().loads(workers)
+    async def match(self, workers: Sequence[WorkerInfo], hashes: Mapping[str, Sequence[BlockHash]]) -> dict[str, Seen]:
+        seen = await super().match(workers, hashes)
         doomed, self.doomed = self.doomed, ()
         for worker in doomed:
             await worker.stop()
-        return loads
+        return seen
 
 
-def order(request_id: str) -> Order:
-    job = job_pb2.Job(request_id=request_id, prompt_token_ids=[1], stopping=inference_pb2.Stopping(max_tokens=9), n=1)
-    return Order(job, b"digest", lambda: None)
+def order(request_id: str, prompt: Sequence[int] = (1,), **fields: Any) -> Order:
+    stopping = inference_pb2.Stopping(max_tokens=9)
+    return Order(
+        job_pb2.Job(request_id=request_id, model="tiny", prompt_token_ids=prompt, stopping=stopping, n=1, **fields),
+        b"digest",
+        lambda: None,
+    )
 
 
-@pytest.mark.parametrize("survivors", [1, 0])
-async def test_a_worker_that_has_just_gone_is_routed_around(broker: Broker, survivors: int) -> None:
-    workers = [ScriptedWorker(broker, f"w{index}") for index in range(3)]
+@dataclass
+class Stage:
+    """A dispatch on the test's broker, and what it asks."""
+
+    broker: Broker
+    dispatch: Dispatch
+    models: Models
+
+
+@asynccontextmanager
+async def dispatching(
+    broker: Broker,
+    *workers: ScriptedWorker,
+    registry: Registry | None = None,
+    index: PrefixIndex | None = None,
+    **settings: Any,
+) -> AsyncIterator[Stage]:
+    """A dispatch for these workers, which are started, and stopped at the end if they are there still."""
+    registry, pool, tasks = registry or Registry(broker), TokenizerPool(1), Tasks()
+    models = Models(registry, pool, tasks)
+    options = {"gateway": "g", "max_queue": 64, "rng": random.Random(0), **settings}
+    dispatch = Dispatch(Jobs(broker), registry, index or PrefixIndex(broker), models, **options)
     for worker in workers:
         await worker.start()
-    registry, pool, tasks = RegistryWithAnAccident(broker), TokenizerPool(1), Tasks()
-    models = Models(registry, pool, tasks)
-    dispatch = Dispatch(Jobs(broker), registry, models, gateway="g", max_queue=1, rng=random.Random(0))
-    served = await models.find("tiny")
-    registry.doomed = tuple(workers[survivors:])
-    if survivors:
-        sent = await dispatch.submit(order("r1"), served)
-        assert (sent.submitted, sent.worker) == (Submitted.ACCEPTED, "w0")
-        assert [queue.undelivered for queue in await workers[0].jobs.queues() if queue.worker == "w0"] == [1]
-        await workers[0].stop()
-    else:
-        with pytest.raises(NoWorker, match="no live worker of model 'tiny' takes jobs"):
-            await dispatch.submit(order("r1"), served)
-    await pool.close()
-
-
-async def test_a_full_worker_is_routed_around(broker: Broker) -> None:
-    workers = [ScriptedWorker(broker, f"w{index}") for index in range(2)]
-    for worker in workers:
-        await worker.start()
-    registry, pool, tasks = Registry(broker), TokenizerPool(1), Tasks()
-    models = Models(registry, pool, tasks)
-    dispatch = Dispatch(Jobs(broker), registry, models, gateway="g", max_queue=1, rng=random.Random(0))
-    served = await models.find("")
-    assert {(await dispatch.submit(order(request_id), served)).worker for request_id in ("r1", "r2")} == {"w0", "w1"}
+    yield Stage(broker, dispatch, models)
     for worker in workers:
         await worker.stop()
     await pool.close()
 
 
+@pytest.mark.parametrize("survivors", [1, 0])
+async def test_a_worker_that_has_just_gone_is_routed_around(broker: Broker, survivors: int) -> None:
+    workers = [ScriptedWorker(broker, f"w{index}") for index in range(3)]
+    index = IndexWithAnAccident(broker)
+    async with dispatching(broker, *workers, index=index) as stage:
+        served = await stage.models.find("tiny")
+        index.doomed = tuple(workers[survivors:])
+        if survivors:
+            sent = await stage.dispatch.submit(order("r1"), served)
+            assert (sent.submitted, sent.worker) == (Submitted.ACCEPTED, "w0")
+            assert [queue.undelivered for queue in await workers[0].jobs.queues() if queue.worker == "w0"] == [1]
+        else:
+            with pytest.raises(NoWorker, match="no live worker of model 'tiny' takes jobs"):
+                await stage.dispatch.submit(order("r1"), served)
+
+
+async def test_a_full_worker_is_routed_around(broker: Broker) -> None:
+    workers = [ScriptedWorker(broker, f"w{index}") for index in range(2)]
+    async with dispatching(broker, *workers, max_queue=1) as stage:
+        served = await stage.models.find("")
+        sent = [await stage.dispatch.submit(order(request_id), served) for request_id in ("r1", "r2")]
+        assert {each.worker for each in sent} == {"w0", "w1"}
+
+
 class CountingRegistry(Registry):
-    """Counts the looks at the fleet, and at its loads."""
+    """Counts the looks at the fleet."""
 
     looks = 0
-    loads_read = 0
-
-    async def loads(self, workers: Sequence[WorkerInfo]) -> dict[str, Load]:
-        self.loads_read += 1
-        return await super().loads(workers)
 
     async def workers(self) -> list[WorkerInfo]:
         self.looks += 1
         return await super().workers()
-
-
-async def test_loads_are_read_only_where_there_is_a_choice(broker: Broker) -> None:
-    worker, other = ScriptedWorker(broker), ScriptedWorker(broker, "w1")
-    await worker.start()
-    registry, pool, tasks = CountingRegistry(broker), TokenizerPool(1), Tasks()
-    models = Models(registry, pool, tasks)
-    dispatch = Dispatch(Jobs(broker), registry, models, gateway="g", max_queue=1, rng=random.Random(0))
-    assert (await dispatch.submit(order("r1"), await models.find("tiny"))).worker == "w0"
-    assert registry.loads_read == 0
-    await other.start()
-    served = await models.find("tiny", now=True)
-    assert [each.id for each in served.workers] == ["w0", "w1"]
-    assert (await dispatch.submit(order("r2"), served)).worker == "w1"
-    assert registry.loads_read == 1
-    # The first that is tried is full, then there is only one left.
-    with pytest.raises(Overloaded):
-        await dispatch.submit(order("r3"), served)
-    assert registry.loads_read == 2
-    for each in (worker, other):
-        await each.stop()
-    await pool.close()
 
 
 async def test_one_look_at_the_fleet_serves_many_requests(broker: Broker) -> None:

@@ -18,8 +18,10 @@ Code = grpc.StatusCode
 TABLE = [
     (errors.AdmissionError("n", "2", "must be 1"), Status(Code.INVALID_ARGUMENT, "n is 2: must be 1")),
     (errors.ModelNotFound("x", ["a", "b"]), Status(Code.NOT_FOUND, "model 'x' is not served; served: 'a', 'b'")),
+    (errors.JobNotFound("r1"), Status(Code.NOT_FOUND, "job 'r1' is unknown, or ended too long ago")),
     (errors.NoWorker("no live worker"), Status(Code.UNAVAILABLE, "no live worker", 1000)),
     (errors.Overloaded("full"), Status(Code.RESOURCE_EXHAUSTED, "full", 1000)),
+    (errors.Overloaded("full", 250), Status(Code.RESOURCE_EXHAUSTED, "full", 250)),
     (errors.DeadlinePassed("late"), Status(Code.DEADLINE_EXCEEDED, "late")),
     (errors.Draining("stopping"), Status(Code.UNAVAILABLE, "stopping", 1000)),
     (errors.JobLost("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),

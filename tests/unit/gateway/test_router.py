@@ -1,126 +1,112 @@
-"""Routing decisions and the charges that make up for what Redis does not show yet."""
+"""Routing decisions, by every policy."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
-from gateway.router import Candidate, Considered, Decision, Pending, route
+import pytest
+
+from gateway.cost import Candidate, Rates, Work
+from gateway.router import Decision, Policy, route
+from kvstore.registry import Load
+
+WORK = Work(prompt=1000, answer=10, others=10)
+RATES = Rates(prefill_tok_s=1000.0, step_s=0.01, sequence_s=0.001)
 
 
-def candidate(name: str, tokens: int = 0, state: str = "ready") -> Candidate:
-    return Candidate(worker=name, incarnation=f"{name}-1", state=state, tokens=tokens)
+def candidate(name: str, tokens: int = 0, state: str = "ready", **fields: Any) -> Candidate:
+    """`jobs` and `prefill` go to its load."""
+    load = Load(fields.pop("jobs", 0), tokens, fields.pop("prefill", 0))
+    return Candidate(name, f"{name}-1", state, load=load, **{"kind": "f", "rates": RATES, **fields})
 
 
 def decide(
-    *candidates: Candidate, pending: dict[str, int] | None = None, refused: dict[str, str] | None = None, seed: int = 0
+    *candidates: Candidate,
+    policy: Policy = Policy.PREFIX,
+    refused: dict[str, str] | None = None,
+    seed: int = 0,
+    last: str = "",
+    work: Work = WORK,
 ) -> Decision:
-    return route(candidates, pending=pending or {}, refused=refused or {}, rng=random.Random(seed))
+    return route(candidates, work, policy=policy, refused=refused or {}, rng=random.Random(seed), last=last)
 
 
-def test_the_least_charged_worker_wins_and_all_reasons_are_kept() -> None:
+def chosen(*candidates: Candidate, **options: Any) -> str:
+    decision = decide(*candidates, **options)
+    assert decision.chosen is not None
+    return decision.chosen.candidate.worker
+
+
+def verdicts(decision: Decision) -> dict[str, str]:
+    return {each.candidate.worker: each.verdict for each in decision.considered}
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_only_those_that_take_jobs_are_chosen_and_all_reasons_are_kept(policy: Policy) -> None:
     decision = decide(
-        candidate("a", 300),
-        candidate("b", 100),
-        candidate("c", 0, "draining"),
-        candidate("d"),
-        refused={"d-1": "is gone"},
+        candidate("a", 300, prefill=300),
+        candidate("b", state="draining"),
+        candidate("c"),
+        policy=policy,
+        refused={"c-1": "it is gone"},
     )
-    assert decision == Decision(
-        chosen=Considered("b", "b-1", 100, "chosen"),
-        considered=(
-            Considered("a", "a-1", 300, "costlier"),
-            Considered("b", "b-1", 100, "chosen"),
-            Considered("c", "c-1", 0, "is draining"),
-            Considered("d", "d-1", 0, "is gone"),
-        ),
-    )
+    assert verdicts(decision) == {"a": "chosen", "b": "is draining", "c": "it is gone"}
+    assert decision.chosen is decision.considered[0]
+    assert (decision.work, decision.policy) == (WORK, policy)
 
 
-def test_nobody_takes_jobs() -> None:
-    assert decide() == Decision(None, ())
-    assert decide(candidate("a", 0, "draining")).chosen is None
-    assert decide(candidate("a"), refused={"a-1": "its queue is full"}).chosen is None
+@pytest.mark.parametrize("policy", Policy)
+def test_nobody_takes_jobs(policy: Policy) -> None:
+    for candidates in ([], [candidate("a", state="draining")], [candidate("b")]):
+        assert decide(*candidates, policy=policy, refused={"b-1": "its queue is full"}).chosen is None
 
 
-def test_charges_not_visible_yet_count() -> None:
-    decision = decide(candidate("a", 100), candidate("b", 150), pending={"a-1": 51})
-    assert decision.chosen == Considered("b", "b-1", 150, "chosen")
+def test_the_holder_of_the_prefix_is_chosen() -> None:
+    decision = decide(candidate("a"), candidate("b", held=992), candidate("c", held=496))
+    assert verdicts(decision) == {"a": "costlier", "b": "chosen", "c": "costlier"}
+    assert [round(each.cost.prefill_s, 3) for each in decision.considered] == [1.0, 0.008, 0.504]
 
 
-def test_charges_go_by_incarnation_so_a_restarted_worker_starts_empty() -> None:
-    assert decide(candidate("a", 10), candidate("b", 20), pending={"a-0": 999}).chosen == Considered(
-        "a", "a-1", 10, "chosen"
-    )
+def test_a_holder_whose_queue_costs_more_than_computing_is_left_alone() -> None:
+    assert chosen(candidate("a"), candidate("b", held=992, prefill=960, jobs=1)) == "b"
+    assert chosen(candidate("a"), candidate("b", held=992, prefill=980, jobs=1)) == "a"
 
 
-def test_a_load_that_drifted_below_zero_is_no_magnet() -> None:
-    assert {decide(candidate("a", -500), candidate("b", 0), seed=seed).chosen for seed in range(20)} == {
-        Considered("a", "a-1", 0, "chosen"),
-        Considered("b", "b-1", 0, "chosen"),
-    }
+def test_a_faster_worker_wins_though_it_holds_less() -> None:
+    fast = Rates(prefill_tok_s=50_000.0, step_s=0.005, sequence_s=0.0001)
+    assert chosen(candidate("a", held=496), candidate("g", rates=fast, kind="g")) == "g"
 
 
-def test_ties_are_broken_evenly_and_by_the_given_generator() -> None:
+def test_of_many_that_cost_the_same_any_is_chosen_evenly_and_by_the_given_generator() -> None:
     workers = [candidate(name) for name in "abcd"]
-    chosen = [decide(*workers, seed=seed).chosen for seed in range(400)]
-    counts = {name: sum(each is not None and each.worker == name for each in chosen) for name in "abcd"}
-    assert min(counts.values()) > 60
-    assert chosen == [decide(*workers, seed=seed).chosen for seed in range(400)]
-    assert [each.verdict for each in decide(*workers).considered].count("tied") == 3
+    for policy in (Policy.PREFIX, Policy.LEAST_LOADED, Policy.RANDOM):
+        picks = [chosen(*workers, seed=seed, policy=policy) for seed in range(400)]
+        assert min(picks.count(name) for name in "abcd") > 60
+        assert picks == [chosen(*workers, seed=seed, policy=policy) for seed in range(400)]
+        assert [*verdicts(decide(*workers, policy=policy)).values()].count("tied") == 3
 
 
-def test_a_burst_does_not_herd_on_one_worker() -> None:
-    """32 decisions over readings that all began before any charge was visible."""
-    pending, rng = Pending(), random.Random(1)
-    readings = [pending.begin_reading() for _ in range(32)]
-    taken = []
-    for reading in readings:
-        decision = route([candidate("a"), candidate("b")], pending=pending.unseen_by(reading), refused={}, rng=rng)
-        assert decision.chosen is not None
-        pending.charge(decision.chosen.incarnation, 100)
-        pending.end_reading(reading)
-        taken.append(decision.chosen.worker)
-    assert (taken.count("a"), taken.count("b")) == (16, 16)
+def test_what_differs_by_less_than_a_thousandth_is_tied() -> None:
+    near, far = candidate("b", held=1), candidate("c", held=2)
+    assert sorted(verdicts(decide(candidate("a"), near)).values()) == ["chosen", "tied"]
+    assert verdicts(decide(candidate("a"), far)) == {"a": "costlier", "c": "chosen"}
 
 
-def test_a_charge_counts_for_readings_that_began_before_it_was_settled() -> None:
-    pending = Pending()
-    early = pending.begin_reading()
-    charge = pending.charge("a", 10)
-    during = pending.begin_reading()
-    pending.settle(charge, applied=True)
-    late = pending.begin_reading()
-    assert pending.unseen_by(early) == {"a": 10}
-    assert pending.unseen_by(during) == {"a": 10}
-    assert pending.unseen_by(late) == {}
-    for reading in (early, during):
-        pending.end_reading(reading)
-    assert len(pending) == 0
-    pending.end_reading(late)
+def test_by_load_the_fewest_charged_tokens_win_whatever_is_cached() -> None:
+    decision = decide(
+        candidate("a", 300), candidate("b", 100), candidate("c", 101, held=992), policy=Policy.LEAST_LOADED
+    )
+    assert verdicts(decision) == {"a": "costlier", "b": "chosen", "c": "costlier"}
 
 
-def test_a_charge_that_was_declined_counts_for_nobody() -> None:
-    pending = Pending()
-    reading = pending.begin_reading()
-    charge = pending.charge("a", 10)
-    assert pending.unseen_by(reading) == {"a": 10}
-    pending.settle(charge, applied=False)
-    assert pending.unseen_by(reading) == {}
-    pending.end_reading(reading)
-
-
-def test_equal_charges_are_kept_apart() -> None:
-    pending = Pending()
-    reading = pending.begin_reading()
-    first, second = pending.charge("a", 10), pending.charge("a", 10)
-    pending.settle(first, applied=False)
-    assert pending.unseen_by(reading) == {"a": 10}
-    pending.settle(second, applied=True)
-    pending.end_reading(reading)
-    assert len(pending) == 0
-
-
-def test_nothing_is_kept_when_nobody_reads() -> None:
-    pending = Pending()
-    pending.settle(pending.charge("a", 10), applied=True)
-    assert len(pending) == 0
+def test_in_turn_by_id_and_round_again() -> None:
+    workers = [candidate(name) for name in ("w10", "w0", "w2")]
+    last, picks = "", []
+    for _ in range(4):
+        last = chosen(*workers, policy=Policy.ROUND_ROBIN, last=last)
+        picks.append(last)
+    assert picks == ["w0", "w10", "w2", "w0"]
+    assert chosen(*workers, policy=Policy.ROUND_ROBIN, last="w1") == "w10", "one that left loses nobody's turn"
+    decision = decide(*workers, policy=Policy.ROUND_ROBIN, last="w0")
+    assert verdicts(decision) == {"w10": "chosen", "w0": "not its turn", "w2": "not its turn"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.service import digest_of, most_tokens, response_of
+from gateway.dispatch import Sent
+from gateway.responses import digest_of, most_tokens, response_of
+from kvstore.jobs import Submitted
 from octavo.v1.inference_pb2 import Chunk, GenerateRequest, Route, Sampling, Usage
 from octavo.v1.job_pb2 import Delivery
 
@@ -29,11 +31,12 @@ def test_the_route_says_where_even_if_the_worker_does_not(told: str, shown: str)
         Delivery(chunk=Chunk(token_ids=[1]), route=Route(worker=told, queue_ms=5)),
         Delivery(chunk=Chunk(choice=1, token_ids=[2], finish=1), usage=Usage(completion_tokens=2)),
     ]
-    response = response_of("r", batch, "w0", None)
-    assert (response.request_id, response.route) == ("r", Route(worker=shown, queue_ms=5))
+    sent = Sent(Submitted.ACCEPTED, "w0", predicted=32)
+    response = response_of("r", batch, sent, None)
+    assert (response.request_id, response.route) == ("r", Route(worker=shown, queue_ms=5, predicted_cached_tokens=32))
     assert list(response.chunks) == [delivery.chunk for delivery in batch]
     assert not response.HasField("usage")
-    assert response_of("r", batch[1:], "w0", Usage(completion_tokens=9)).usage.completion_tokens == 9
+    assert response_of("r", batch[1:], sent, Usage(completion_tokens=9)).usage.completion_tokens == 9
 
 
 def test_tokens_are_counted_by_choice() -> None:

@@ -8,7 +8,8 @@ import click
 from click.testing import CliRunner
 
 from gateway.__main__ import command as gateway_command
-from ops.config import FleetConfig, fleet_config, fleet_options
+from gateway.router import Policy
+from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options
 from worker.__main__ import command as worker_command
 
 
@@ -46,9 +47,15 @@ def test_a_gateway_keeps_the_port_that_it_had() -> None:
     config = FleetConfig(grpc_port=0, grace=2.5)
     assert config.gateway_arguments(0) == [
         "gateway",
-        *("--namespace", "default", "--grpc-port", "0", "--metrics-port", "0", "--grace", "2.5"),
+        *("--namespace", "default", "--grpc-port", "0", "--metrics-port", "0", "--policy", "prefix", "--grace", "2.5"),
     ]
     assert flags(config.gateway_arguments(0, grpc_port=4711))["--grpc-port"] == "4711"
+
+
+def test_a_fleet_knows_the_policies_of_its_gateways() -> None:
+    assert POLICIES == tuple(Policy)
+    for policy in POLICIES:
+        assert flags(FleetConfig(policy=policy).gateway_arguments(0))["--policy"] == policy
 
 
 def test_ports_count_up_from_their_base() -> None:

@@ -1,0 +1,180 @@
+"""What it costs to give a job to a worker, in seconds. Pure: no clock, no I/O, no randomness.
+
+::
+
+    cost = wait      for prompts that are charged to the worker, and for a slot or blocks if all are taken
+         + prefill   of the prompt's tokens that the worker does not have, at its own rate
+         + fetch     of those that it takes from the page store, where that is faster than to compute them
+         + decode    of the answer there, and by how much this job slows down the answers of all that run there
+
+So a prefix in a worker's cache is worth the seconds that computing it takes, and no more: once the queue before it is
+longer than that, the job goes elsewhere, and the prefix is in two places. Where nothing is cached, what is left is the
+work that workers have, and what jobs add to each other's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvstore.registry import Load
+
+NEAR: Final = 1.5
+"""Rates of workers of one kind within this factor of their median are taken for equal. They are measured beside
+whatever else the machines do. Workers that only seem to differ would get unequal shares of what saturates all of them;
+and of idle ones the best would get every prompt that nobody knows, until its cache had lost what the next ones ask
+for."""
+
+STALL: Final = 0.25
+"""How much of a prompt's work counts once more for each answer that runs beside it, which takes that much longer. With
+much less, a load that nearly fills the fleet has prefixes computed that others hold, which fills it; with all of it,
+prompts that nobody knows go where few run rather than where little waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a worker measured of itself; 0: not yet."""
+
+    prefill_tok_s: float = 0.0
+    """Prompt tokens that it computes in a second."""
+    step_s: float = 0.0
+    """A step that decodes one sequence."""
+    sequence_s: float = 0.0
+    """What each further sequence adds to a step."""
+    fetch_tok_s: float = 0.0
+    """Tokens of pages that it takes from the store in a second. 0: no store, or nothing fetched yet."""
+
+
+DEFAULTS: Final = Rates(prefill_tok_s=1000.0, step_s=0.02, sequence_s=0.002)
+"""For fleets in which nobody has measured anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A job that is to be placed. Counts of tokens."""
+
+    prompt: int
+    answer: int
+    """What each of its answers is expected to have."""
+    others: int
+    """What an answer has on average: those that run already are taken for such."""
+    choices: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live worker of the wanted model, as a decision sees it. Counts of tokens."""
+
+    worker: str
+    incarnation: str
+    state: str
+    kind: str
+    """Its model's fingerprint: workers that agree on it do the same work."""
+    load: Load
+    """Charged to it and not refunded."""
+    rates: Rates = DEFAULTS
+    held: int = 0
+    """Of the prompt, from its beginning on: what is in its cache, or will be when the job's turn comes."""
+    stored: int = 0
+    """Of the prompt, beyond those: what the page store has."""
+    max_running: int = 0
+    """Sequences that it runs at once; 0: not known."""
+    kv_tokens: int = 0
+    """Size of its pool; 0: not known."""
+    used: int = 0
+    """Of the pool, in use when it last told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """In seconds."""
+
+    wait_s: float
+    prefill_s: float
+    fetch_s: float
+    decode_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.fetch_s + self.decode_s
+
+
+def fetched(candidate: Candidate) -> int:
+    """Prompt tokens that the worker will take from the page store: all that are there, where it is worth it."""
+    rates = candidate.rates
+    return candidate.stored if rates.fetch_tok_s > rates.prefill_tok_s else 0
+
+
+def cached(work: Work, candidate: Candidate) -> int:
+    """Prompt tokens that the worker will find in its cache, by the rule of its engine: whole blocks, but the last token
+    is always computed."""
+    return min(candidate.held + fetched(candidate), work.prompt - 1)
+
+
+def cost(work: Work, candidate: Candidate) -> Cost:
+    """Of giving the job to the candidate, whose rates are all measured or estimated (see ``level``)."""
+    rates, load = candidate.rates, candidate.load
+    computed = work.prompt - cached(work, candidate)
+    running = min(load.jobs, candidate.max_running) if candidate.max_running else load.jobs
+    # What is shared by many is charged to each, and answers at their maximum, so that charges alone would fill a pool
+    # that is nearly empty. What the worker told of itself is a second old, but it can't be more than what is charged.
+    occupied = min(load.tokens, candidate.used + load.prefill)
+    short = 0.0
+    """What does not fit, as a share of what fits."""
+    if candidate.max_running:
+        short = max(short, (load.jobs + work.choices) / candidate.max_running - 1)
+    if candidate.kv_tokens and occupied:
+        short = max(short, (occupied + computed - candidate.kv_tokens) / min(occupied, candidate.kv_tokens))
+    # As long as an answer takes, all that runs now makes place once.
+    lifetime_s = work.others * (rates.step_s + max(0, running - 1) * rates.sequence_s)
+    prefill_s = computed / rates.prefill_tok_s
+    own_s = work.answer * (rates.step_s + (running + work.choices - 1) * rates.sequence_s)
+    others_s = running * (work.choices * work.answer * rates.sequence_s + STALL * prefill_s)
+    return Cost(
+        wait_s=load.prefill / rates.prefill_tok_s + short * lifetime_s,
+        prefill_s=prefill_s,
+        fetch_s=fetched(candidate) / rates.fetch_tok_s if fetched(candidate) else 0.0,
+        decode_s=own_s + others_s,
+    )
+
+
+def level(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with rates to reckon with: those of one kind that are near their median become the median, as does
+    one that is not measured yet; where none of a kind is measured, the median of all stands in, or else DEFAULTS."""
+    kinds: dict[str, Rates] = {}
+    everyone = _median((each.rates for each in candidates), DEFAULTS)
+    for kind in {each.kind for each in candidates}:
+        kinds[kind] = _median((each.rates for each in candidates if each.kind == kind), everyone)
+    return [replace(each, rates=_leveled(each.rates, kinds[each.kind])) for each in candidates]
+
+
+def _median(rates: Iterable[Rates], default: Rates) -> Rates:
+    known = list(rates)
+
+    def of(values: Iterable[float], otherwise: float) -> float:
+        measured = [value for value in values if value > 0]
+        return median(measured) if measured else otherwise
+
+    return Rates(
+        prefill_tok_s=of((each.prefill_tok_s for each in known), default.prefill_tok_s),
+        step_s=of((each.step_s for each in known), default.step_s),
+        sequence_s=of((each.sequence_s for each in known), default.sequence_s),
+        # Nobody fetches at another's rate: whether it has a store at all is its own affair.
+        fetch_tok_s=0.0,
+    )
+
+
+def _leveled(own: Rates, middle: Rates) -> Rates:
+    def near(value: float, common: float) -> float:
+        return common if value <= 0 or common / NEAR <= value <= common * NEAR else value
+
+    return Rates(
+        prefill_tok_s=near(own.prefill_tok_s, middle.prefill_tok_s),
+        step_s=near(own.step_s, middle.step_s),
+        sequence_s=near(own.sequence_s, middle.sequence_s),
+        fetch_tok_s=own.fetch_tok_s,
+    )

@@ -1,0 +1,125 @@
+"""What the fleet holds of one prompt: its hashes, and the look at the prefix index and the loads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from kvstore.block_hash import chain, root
+from kvstore.errors import BrokerError
+from kvstore.outage import Outage
+from kvstore.prefix_index import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvstore.block_hash import BlockHash
+    from kvstore.prefix_index import PrefixIndex
+    from kvstore.registry import Registry, WorkerInfo
+    from octavo.v1 import job_pb2
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS: Final = 1 << 17
+"""Of a prompt that are looked for: what is longer is a hit as far as that at least."""
+SHORT: Final = 16_384
+"""Tokens of a prompt that is hashed at once, in a millisecond or two; a longer one in a thread."""
+MATCH_S: Final = 0.25
+"""How long the index may take. Without it a job is only placed worse, but it must not wait."""
+DEGRADED: Final = "degraded"
+"""What the lease of a worker says whose part of the index is being repaired."""
+
+Kind = tuple[str, int]
+"""Fingerprint and block size: workers that agree on both name prefixes alike."""
+
+_root = lru_cache(maxsize=1024)(root)
+
+
+class Index(StrEnum):
+    """What a decision could know of prefixes."""
+
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    """Of some worker, what it holds is being repaired in the index."""
+    FALLBACK = "fallback"
+    """The index could not be read: by load alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was found. `seen` by worker id."""
+
+    seen: Mapping[str, Seen]
+    index: Index
+
+
+def kind_of(worker: WorkerInfo) -> Kind:
+    return worker.fingerprint, worker.block_size
+
+
+class PromptHashes:
+    """The hashes of one prompt's full blocks, computed once for each kind of worker."""
+
+    def __init__(self, job: job_pb2.Job) -> None:
+        self._job = job
+        self._by_kind: dict[Kind, list[BlockHash]] = {}
+
+    async def prepare(self, workers: Sequence[WorkerInfo]) -> None:
+        """Computes what these workers need."""
+        missing = {kind_of(each) for each in workers} - self._by_kind.keys()
+        if not missing:
+            return
+        if len(self._job.prompt_token_ids) > SHORT:
+            self._by_kind |= await asyncio.to_thread(self._compute, missing)
+        else:
+            self._by_kind |= self._compute(missing)
+
+    def of(self, worker: WorkerInfo) -> Sequence[BlockHash]:
+        """Hashes that this worker knows the prompt's blocks by. Prepared before."""
+        return self._by_kind[kind_of(worker)]
+
+    def _compute(self, kinds: set[Kind]) -> dict[Kind, list[BlockHash]]:
+        tokens = self._job.prompt_token_ids[:MOST_TOKENS]
+        return {kind: chain(_root(*kind, self._job.cache_salt), tokens, kind[1]) for kind in kinds}
+
+
+class Looks:
+    """Reads index and loads for decisions."""
+
+    def __init__(self, index: PrefixIndex, registry: Registry, *, limit_s: float = MATCH_S) -> None:
+        self._index = index
+        self._registry = registry
+        self._limit_s = limit_s
+        self._outage = Outage(logger, "reading the prefix index")
+
+    async def look(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> View:
+        """What each worker holds of the prompt, and what it is charged with. Raises BrokerError when not even the loads
+        can be read."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                seen = await self._match(workers, hashes)
+        except TimeoutError:
+            self._outage.failed("no answer in time")
+        except BrokerError as error:
+            self._outage.failed(error)
+        else:
+            self._outage.worked()
+            degraded = any(each.index == DEGRADED for each in workers)
+            return View(seen, Index.DEGRADED if degraded else Index.EXACT)
+        loads = await self._registry.loads(workers)
+        return View({worker: Seen(0, load) for worker, load in loads.items()}, Index.FALLBACK)
+
+    async def _match(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen]:
+        """One call; more only where workers of one fingerprint have blocks of several sizes."""
+        by_size: defaultdict[int, list[WorkerInfo]] = defaultdict(list)
+        for each in workers:
+            by_size[each.block_size].append(each)
+        seen: dict[str, Seen] = {}
+        for same in by_size.values():
+            seen |= await self._index.match(same, {each.fingerprint: hashes.of(each) for each in same})
+        return seen

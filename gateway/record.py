@@ -1,0 +1,63 @@
+"""A decision as it is kept with its job, for operators and for replay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from octavo.v1 import fleet_pb2
+
+if TYPE_CHECKING:
+    from gateway.prefixes import Index
+    from gateway.router import Considered, Decision
+
+MOST_CANDIDATES: Final = 32
+"""Candidates that a record has: all of a fleet of that size, of a larger one the cheapest. Each takes 150 bytes."""
+
+
+def record_of(decision: Decision, request_id: str, index: Index, unix_ms: int) -> fleet_pb2.RouteRecord:
+    """The record of a decision that has chosen somebody. `unix_ms`: the time, by this machine's clock."""
+    chosen, work = decision.chosen, decision.work
+    if chosen is None:
+        raise ValueError("a decision without a choice is not recorded")
+    kept = decision.considered
+    if len(kept) > MOST_CANDIDATES:
+        cheapest = sorted(kept, key=lambda each: (each is not chosen, each.cost.total_s))
+        ids = {id(each) for each in cheapest[:MOST_CANDIDATES]}
+        kept = tuple(each for each in kept if id(each) in ids)
+    return fleet_pb2.RouteRecord(
+        request_id=request_id,
+        policy=decision.policy,
+        index=index,
+        prompt_tokens=work.prompt,
+        answer_tokens=work.answer * work.choices,
+        mean_answer_tokens=work.others,
+        choices=work.choices,
+        candidates=[_candidate(each) for each in kept],
+        chosen=next(index for index, each in enumerate(kept) if each is chosen),
+        decided_unix_ms=unix_ms,
+    )
+
+
+def _candidate(considered: Considered) -> fleet_pb2.Candidate:
+    each, cost = considered.candidate, considered.cost
+    return fleet_pb2.Candidate(
+        worker=each.worker,
+        incarnation=each.incarnation,
+        held_tokens=each.held,
+        stored_tokens=each.stored,
+        jobs=each.load.jobs,
+        tokens=each.load.tokens,
+        prefill_tokens=each.load.prefill,
+        prefill_tokens_per_s=each.rates.prefill_tok_s,
+        step_ms=each.rates.step_s * 1000,
+        sequence_ms=each.rates.sequence_s * 1000,
+        fetch_tokens_per_s=each.rates.fetch_tok_s,
+        max_running=each.max_running,
+        kv_tokens=each.kv_tokens,
+        used_tokens=each.used,
+        wait_s=cost.wait_s,
+        prefill_s=cost.prefill_s,
+        fetch_s=cost.fetch_s,
+        decode_s=cost.decode_s,
+        verdict=considered.verdict,
+    )

@@ -1,0 +1,51 @@
+"""What the service makes of requests and deliveries. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from octavo.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.dispatch import Sent
+    from octavo.v1 import job_pb2
+
+
+def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
+    """SHA-256 of all that the client asked for, its request_id aside."""
+    # Taken out and put back: a copy of the request may be megabytes.
+    request_id = request.request_id
+    request.request_id = ""
+    try:
+        return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    finally:
+        request.request_id = request_id
+
+
+def response_of(
+    request_id: str, batch: list[job_pb2.Delivery], sent: Sent, usage: inference_pb2.Usage | None
+) -> inference_pb2.GenerateResponse:
+    """One response for consecutive deliveries. `sent`: where the job was sent, for a route that does not say it, and
+    what was expected there. `usage`: of the whole job, with the last response."""
+    chunks = [delivery.chunk for delivery in batch]
+    response = inference_pb2.GenerateResponse(request_id=request_id, chunks=chunks, usage=usage)
+    for delivery in batch:
+        if delivery.HasField("route"):
+            response.route.CopyFrom(delivery.route)
+            response.route.worker = delivery.route.worker or sent.worker
+            response.route.predicted_cached_tokens = sent.predicted
+    return response
+
+
+def most_tokens(chunks: Sequence[inference_pb2.Chunk]) -> int:
+    """Of the choices that these chunks are of, how many tokens one gets at most."""
+    if len(chunks) == 1:  # nearly always
+        return len(chunks[0].token_ids)
+    counts: Counter[int] = Counter()
+    for chunk in chunks:
+        counts[chunk.choice] += len(chunk.token_ids)
+    return max(counts.values(), default=0)

@@ -1,0 +1,127 @@
+"""What a job costs on a worker, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.cost import DEFAULTS, STALL, Candidate, Cost, Rates, Work, cached, cost, level
+from kvstore.registry import Load
+
+RATES = Rates(prefill_tok_s=1000.0, step_s=0.01, sequence_s=0.002)
+WORK = Work(prompt=1500, answer=50, others=100)
+IDLE = Candidate("a", "a-1", "ready", "f", Load(), RATES, max_running=8, kv_tokens=16_000)
+
+
+def charged(jobs: int = 0, tokens: int = 0, prefill: int = 0, **fields: int) -> Candidate:
+    return replace(IDLE, load=Load(jobs, tokens, prefill), **fields)
+
+
+def assert_cost(candidate: Candidate, expected: Cost, work: Work = WORK) -> None:
+    found = cost(work, candidate)
+    names = ("wait_s", "prefill_s", "fetch_s", "decode_s")
+    assert [getattr(found, name) for name in names] == pytest.approx([getattr(expected, name) for name in names])
+
+
+def test_on_an_idle_worker_a_job_costs_its_own_work() -> None:
+    assert_cost(IDLE, Cost(wait_s=0, prefill_s=1.5, fetch_s=0, decode_s=50 * 0.01))
+    assert cost(WORK, IDLE).total_s == pytest.approx(2.0)
+
+
+def test_what_is_held_is_not_computed() -> None:
+    assert_cost(replace(IDLE, held=1440), Cost(0, 0.06, 0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "held", "found"), [(1500, 0, 0), (1500, 1488, 1488), (1504, 1504, 1503), (16, 16, 15), (1, 0, 0)]
+)
+def test_the_last_token_is_always_computed(prompt: int, held: int, found: int) -> None:
+    work = Work(prompt, 1, 1)
+    assert cached(work, replace(IDLE, held=held)) == found
+    assert cost(work, replace(IDLE, held=held)).prefill_s == pytest.approx((prompt - found) / 1000)
+
+
+def test_prompts_that_were_sent_before_are_waited_for() -> None:
+    assert cost(WORK, charged(1, 900, 800)).wait_s == pytest.approx(0.8)
+
+
+def test_a_job_slows_down_what_runs_and_is_slowed_down_by_it() -> None:
+    own, others = 50 * (0.01 + 3 * 0.002), 3 * (50 * 0.002 + STALL * 1.5)
+    assert_cost(charged(3, 3000), Cost(0, 1.5, 0, own + others))
+
+
+def test_choices_share_the_prompt_and_not_the_answers() -> None:
+    work = replace(WORK, choices=4)
+    own, others = 50 * (0.01 + 5 * 0.002), 2 * (4 * 50 * 0.002 + STALL * 1.5)
+    assert_cost(charged(2, 3000), Cost(0, 1.5, 0, own + others), work)
+
+
+def test_without_a_free_slot_answers_have_to_end_first() -> None:
+    """As long as an answer takes on average, each slot becomes free once."""
+    lifetime = 100 * (0.01 + 7 * 0.002)
+    assert cost(WORK, charged(7)).wait_s == 0
+    assert cost(WORK, charged(8)).wait_s == pytest.approx(lifetime / 8)
+    assert cost(WORK, charged(24)).wait_s == pytest.approx(17 / 8 * lifetime)
+    assert cost(WORK, charged(99, max_running=0)).wait_s == 0, "it has not told how many it runs"
+
+
+def test_without_room_in_the_pool_answers_have_to_end_first() -> None:
+    lifetime = 100 * (0.01 + 3 * 0.002)
+    full = charged(4, 30_000, 2_000, used=14_000)
+    assert cost(WORK, full).wait_s == pytest.approx(2.0 + 1_500 / 16_000 * lifetime)
+    assert cost(WORK, replace(full, held=1_499)).wait_s == pytest.approx(2.0 + 1 / 16_000 * lifetime)
+    assert cost(WORK, replace(full, used=12_000)).wait_s == pytest.approx(2.0)
+
+
+def test_a_pool_holds_no_more_than_what_is_charged_to_it() -> None:
+    """The heartbeat is of the last second; since then all may have ended."""
+    assert cost(WORK, charged(used=16_000)).wait_s == 0
+    assert cost(WORK, charged(1, 600, used=16_000)).wait_s == 0
+
+
+def test_answers_at_their_maximum_do_not_fill_a_pool() -> None:
+    """A job without a limit of its own is charged the whole context."""
+    assert cost(WORK, charged(2, 32_000, used=700)).wait_s == 0
+
+
+def test_pages_are_fetched_where_that_is_faster() -> None:
+    slow = replace(IDLE, held=160, stored=1280, rates=replace(RATES, fetch_tok_s=900.0))
+    assert_cost(slow, Cost(0, 1.34, 0, 0.5))
+    assert cached(WORK, slow) == 160
+    fast = replace(slow, rates=replace(RATES, fetch_tok_s=6400.0))
+    assert_cost(fast, Cost(0, 0.06, 0.2, 0.5))
+    assert cached(WORK, fast) == 1440
+
+
+def rates_of(*workers: Rates, kinds: str = "") -> list[Rates]:
+    made = [replace(IDLE, rates=each, kind=kinds[i : i + 1] or "f") for i, each in enumerate(workers)]
+    return [each.rates for each in level(made)]
+
+
+def test_near_rates_of_equal_workers_are_taken_for_the_same() -> None:
+    near = [Rates(1000, 0.010, 0.002), Rates(1400, 0.007, 0.0028), Rates(900, 0.012, 0.0016)]
+    assert rates_of(*near) == [Rates(1000, 0.010, 0.002)] * 3
+
+
+def test_rates_that_are_far_apart_are_not() -> None:
+    found = rates_of(Rates(1000, 0.01, 0.002), Rates(1000, 0.01, 0.002), Rates(2000, 0.01, 0.002))
+    assert [each.prefill_tok_s for each in found] == [1000, 1000, 2000]
+
+
+def test_workers_of_different_kinds_are_not_compared() -> None:
+    found = rates_of(Rates(1000, 0.01, 0.002), Rates(1200, 0.01, 0.002), kinds="cg")
+    assert [each.prefill_tok_s for each in found] == [1000, 1200]
+
+
+def test_who_has_not_measured_is_taken_for_the_middle_of_its_kind_then_of_all() -> None:
+    measured = Rates(3000, 0.03, 0.001)
+    assert rates_of(measured, Rates()) == [measured, measured]
+    assert rates_of(measured, Rates(), kinds="cg") == [measured, measured]
+    assert rates_of(Rates(prefill_tok_s=3000), Rates()) == [replace(DEFAULTS, prefill_tok_s=3000)] * 2
+    assert rates_of(Rates()) == [DEFAULTS]
+
+
+def test_nobody_fetches_at_anothers_rate() -> None:
+    found = rates_of(replace(RATES, fetch_tok_s=5000), RATES)
+    assert [each.fetch_tok_s for each in found] == [5000, 0]
