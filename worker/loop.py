@@ -175,33 +175,22 @@ class WorkerLoop:
                 if job is not None and job.since == change:
                     deliveries += self._journal.fail(request_id, job_pb2.FAILURE_INVALID, error)
             output = stepped.output
-            self._held.apply(stepped.events if output is None else output.events)
+            self._held.apply(stepped.events)
             if output is not None:
                 record, ended, seen = self._journal.record, stepped.ended, stepped.seen
                 deliveries += [d for o in output.outputs if (d := record(o, ended, seen)) is not None]
-                self._tell_parts(stepped, deliveries, began)
+                self._metrics.taken(stepped, deliveries, began, time.monotonic())
             await self._hand_over(deliveries)
             self._stepper.taken()
             self._tell(stepped.stats)
+            self._metrics.events(stepped.events)
             self._stealing.look()
-            if output is None:
-                self._metrics.events(stepped.events)
-            else:
+            if output is not None:
                 self._tell_step(output, stepped.ended - stepped.began)
-
-    def _tell_parts(self, stepped: Stepped, deliveries: list[job_pb2.Delivery], began: float) -> None:
-        """How long a step's results waited to be taken, at ``began``, and what its jobs waited for it."""
-        parts = self._metrics.parts
-        parts.add("take", began - stepped.ended)
-        parts.add("record", time.monotonic() - began)
-        for delivery in deliveries:
-            if delivery.HasField("route"):
-                parts.add("wait", delivery.route.prefill_ms / 1000 - (stepped.ended - stepped.began))
 
     def _tell_step(self, output: StepOutput, seconds: float) -> None:
         stats = output.stats
         self._metrics.step(stats, seconds)
-        self._metrics.events(output.events)
         if not output.failures:
             self._rates.step(prompt_tokens=stats.tokens - stats.decoded, decoded=stats.decoded, seconds=seconds)
         # A step that fails is tried again in parts, which mostly fail for the same reason.

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
+    from octavo.v1 import job_pb2
     from worker.scheduling.block import Event
     from worker.step import EngineStats, StepStats
+    from worker.stepper import Stepped
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -102,6 +104,15 @@ class WorkerMetrics:
         self.step_seconds.observe(seconds)
         self.step_tokens.observe(stats.tokens)
         self.step_sequences.observe(stats.sequences)
+
+    def taken(self, stepped: Stepped, deliveries: Iterable[job_pb2.Delivery], began: float, ended: float) -> None:
+        """How long a step's results waited to be taken, at ``began``, to become deliveries until ``ended``, and what
+        jobs with their first waited for that step."""
+        self.parts.add("take", began - stepped.ended)
+        self.parts.add("record", ended - began)
+        for delivery in deliveries:
+            if delivery.HasField("route"):
+                self.parts.add("wait", delivery.route.prefill_ms / 1000 - (stepped.ended - stepped.began))
 
     def events(self, events: Iterable[Event]) -> None:
         """Counts what became of the pool's offers."""

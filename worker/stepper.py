@@ -52,7 +52,7 @@ class Stepped(NamedTuple):
     ended: float = 0.0
     """Of the step, on the monotonic clock."""
     events: tuple[Event, ...] = ()
-    """Without an output: what became of the pool's offers since the last step."""
+    """What became of the pool's offers, in this step or since the last one."""
 
 
 class Stepper:
@@ -110,7 +110,7 @@ class Stepper:
                 self.step_began = began = time.monotonic()
                 output = self._engine.step()
                 self.step_began = None
-                stepped = Stepped(output.stats, seen, refused, output, began, time.monotonic())
+                stepped = Stepped(output.stats, seen, refused, output, began, time.monotonic(), output.events)
                 self._idle = False
             else:
                 events = self._engine.take_events()

@@ -224,17 +224,6 @@ def test_the_end_of_another_attempt_settles_nothing() -> None:
     assert journal.settle(new)
 
 
-def test_a_job_has_started_with_its_first_output() -> None:
-    journal = Journal("w0")
-    assert not journal.unstarted
-    journal.open(make_claim("r1", n=2), now=0.0)
-    journal.open(make_claim("r2"), now=0.0)
-    journal.record(make_output(choice=1), now=1.0)
-    assert journal.unstarted
-    journal.record(make_output(request_id="r2"), now=1.0)
-    assert not journal.unstarted
-
-
 # What goes wrong
 
 

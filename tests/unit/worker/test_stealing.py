@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore.help import Call
+from tests.unit.worker.test_journal import make_claim, make_output
+from worker.journal import Journal
 from worker.rates import Measured
 from worker.stealing import FRESH_S, Calls, place_s
 
@@ -56,3 +58,14 @@ def test_of_equal_waits_one_is_chosen() -> None:
 )
 def test_a_full_batch_gives_up_places_as_its_jobs_end(max_running: int, answer: float, seconds: float) -> None:
     assert place_s(Measured(1000.0, 10.0, 1.0), max_running, answer) == pytest.approx(seconds)
+
+
+def test_a_job_waits_until_its_first_output() -> None:
+    journal = Journal("w0")
+    assert not journal.unstarted
+    journal.open(make_claim("r1", n=2), now=0.0)
+    journal.open(make_claim("r2"), now=0.0)
+    journal.record(make_output(choice=1), now=1.0)
+    assert journal.unstarted
+    journal.record(make_output(request_id="r2"), now=1.0)
+    assert not journal.unstarted
