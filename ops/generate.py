@@ -21,7 +21,7 @@ from ops.answer import Answer, BrokenStream
 from ops.client import Client
 from ops.config import DEFAULT_TARGET, option
 from ops.console import unless_interrupted
-from ops.explain import failure
+from ops.failures import failure
 from ops.printer import Printer
 
 

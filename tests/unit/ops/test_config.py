@@ -53,7 +53,7 @@ def test_a_gateway_keeps_the_port_that_it_had() -> None:
 
 
 def test_a_fleet_knows_the_policies_of_its_gateways() -> None:
-    assert POLICIES == tuple(Policy)
+    assert tuple(Policy) == POLICIES
     for policy in POLICIES:
         assert flags(FleetConfig(policy=policy).gateway_arguments(0))["--policy"] == policy
 

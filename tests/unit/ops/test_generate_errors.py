@@ -23,7 +23,7 @@ from octavo.v1.inference_pb2 import (
 )
 from ops import generate
 from ops.answer import Answer
-from ops.explain import FLAGS, failure, in_flags
+from ops.failures import FLAGS, failure, in_flags
 from tests.unit.ops.service import GREETING, THREE, Service, response, run
 
 
