@@ -40,6 +40,10 @@ name                            type                what
                                                     for others with the same pages (``kvstore.help``).
 ``model:<fingerprint>``         hash with TTL       what a gateway needs to serve a model without having it: the
                                                     tokenizer's files, context, vocabulary. Renewed by its workers.
+``page:<fingerprint>:<hash>``   string with TTL     a page (``page.py``): a block's keys and values. Like the next two
+                                                    it may be in a server of its own, and may vanish at any time.
+``pages``                       sorted set, TTL     ``<fingerprint>:<hash>`` of pages by last use (Redis clock, ms).
+``pages:sizes``                 hash with TTL       their sizes in bytes, and under ``total`` the sum.
 ==============================  ==================  ===================================================================
 """
 
@@ -115,3 +119,14 @@ class Keys:
 
     def model(self, fingerprint: str) -> str:
         return self._name("model", fingerprint)
+
+    def page(self, fingerprint: str, hash_: str) -> str:
+        return self._name("page", fingerprint, hash_)
+
+    @property
+    def pages(self) -> str:
+        return self._name("pages")
+
+    @property
+    def page_sizes(self) -> str:
+        return self._name("pages", "sizes")

@@ -5,7 +5,7 @@
     magic      8  "octavopg"
     schema     4  u32, little-endian like all numbers here
     checksum  16  BLAKE2b of 128 bits over all that follows
-    lengths   20  block size u32, index u32, fingerprint u16, layout u16, payload u64
+    lengths   20  block size u32, position u32, fingerprint u16, layout u16, payload u64
     root      32  hash of the empty prefix: model, block size, salt of the tenant, adapter
     parent    32  hash of the prefix before the block; the root for the first one
     hash      32  hash of the prefix that ends with the block
@@ -46,7 +46,7 @@ class PageName(NamedTuple):
     parent: BlockHash
     """Equal to ``root`` for the first block."""
     hash: BlockHash
-    index: int
+    position: int
     """Of the block in its prefix, from 0."""
     tokens: tuple[int, ...]
 
@@ -117,7 +117,7 @@ class PageFormat:
             )
         fingerprint, layout = self.fingerprint.encode(), self.layout.encode()
         fixed = _FIXED.pack(
-            *(self.block_size, name.index, len(fingerprint), len(layout), len(payload)),
+            *(self.block_size, name.position, len(fingerprint), len(layout), len(payload)),
             *(name.root, name.parent, name.hash),
         )
         head = b"".join((fixed, fingerprint, layout, struct.pack(f"<{self.block_size}I", *name.tokens)))
@@ -145,7 +145,7 @@ class PageFormat:
         if schema != SCHEMA:
             raise PageInvalid(Fault.SCHEMA)
         view = memoryview(value)
-        (size, index, fingerprint_bytes, layout_bytes, payload_bytes, root, parent, hash_) = _FIXED.unpack_from(
+        (size, position, fingerprint_bytes, layout_bytes, payload_bytes, root, parent, hash_) = _FIXED.unpack_from(
             value, _OPENING.size
         )
         names = _OPENING.size + _FIXED.size
@@ -161,7 +161,7 @@ class PageFormat:
         if (layout, size, payload_bytes) != (self.layout.encode(), self.block_size, self.page_bytes):
             raise PageInvalid(Fault.LAYOUT)
         tokens = struct.unpack_from(f"<{size}I", value, tokens_at)
-        name = PageName(BlockHash(root), BlockHash(parent), BlockHash(hash_), index, tokens)
-        if child(name.parent, tokens) != name.hash or (index == 0) != (root == parent):
+        name = PageName(BlockHash(root), BlockHash(parent), BlockHash(hash_), position, tokens)
+        if child(name.parent, tokens) != name.hash or (position == 0) != (root == parent):
             raise PageInvalid(Fault.PLACE)
         return name, view[payload_at:]

@@ -67,7 +67,7 @@ class Paging:
         fresh = names[known:count]
         head = self._pool.table_of(fresh[0].parent) if fresh else []
         # Else what it continues is gone, or is not what it says.
-        if not fresh or len(head) != fresh[0].index or (head and self._pool.name_of(head[-1]).root != fresh[0].root):
+        if not fresh or len(head) != fresh[0].position or (head and self._pool.name_of(head[-1]).root != fresh[0].root):
             return known
         self._pool.share(head)  # so that it doesn't have to go for what continues it
         room = self._room(len(head), evict=evict)
@@ -131,8 +131,10 @@ class Paging:
 def _successive(names: Sequence[PageName], block_size: int) -> int:
     """How many of them, from the front, are whole blocks of one prefix in order."""
     for count, name in enumerate(names):
+        if len(name.tokens) != block_size:
+            return count
         before = names[count - 1] if count else None
-        follows = before is None or (name.root, name.parent, name.index) == (before.root, before.hash, before.index + 1)
-        if not follows or len(name.tokens) != block_size:
+        place = (name.root, name.parent, name.position)
+        if before is not None and place != (before.root, before.hash, before.position + 1):
             return count
     return len(names)

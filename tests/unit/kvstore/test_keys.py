@@ -16,10 +16,16 @@ def test_names() -> None:
         keys.log("r"): "{octavo:ns}:log:r",
         keys.worker("w"): "{octavo:ns}:worker:w",
         keys.load("w", "i"): "{octavo:ns}:load:w:i",
+        keys.held("w", "i"): "{octavo:ns}:held:w:i",
+        keys.held_replacement("w", "i", "r"): "{octavo:ns}:held:w:i:r",
+        keys.routes: "{octavo:ns}:routes",
         keys.gateway("i"): "{octavo:ns}:gateway:i",
         keys.channel("i"): "{octavo:ns}:channel:i",
         keys.help("f"): "{octavo:ns}:help:f",
         keys.model("f"): "{octavo:ns}:model:f",
+        keys.page("f", "ab"): "{octavo:ns}:page:f:ab",
+        keys.pages: "{octavo:ns}:pages",
+        keys.page_sizes: "{octavo:ns}:pages:sizes",
     }
     assert all(name == expected for name, expected in names.items())
     assert all(name.startswith(keys.prefix) for name in names)

@@ -33,7 +33,7 @@ def fault(value: bytes, name: PageName = NAMES[1], form: PageFormat = FORMAT) ->
 def test_names_are_those_of_the_chain() -> None:
     assert [name.hash for name in NAMES] == chain(ROOT, TOKENS, BS)
     assert [name.parent for name in NAMES] == [ROOT, NAMES[0].hash, NAMES[1].hash]
-    assert [(name.index, name.tokens) for name in NAMES] == [
+    assert [(name.position, name.tokens) for name in NAMES] == [
         (index, TOKENS[4 * index : 4 * index + 4]) for index in range(3)
     ]
     assert names_of(ROOT, TOKENS[:3], BS) == []
@@ -104,7 +104,7 @@ OTHER_TENANT = names_of(root("f" * 64, BS, "other"), TOKENS, BS)[1]
         (lambda form, name: (replace(form, layout="octavo-kv/3 torch.float32"), name), Fault.LAYOUT),
         (lambda form, name: (form, OTHER_TENANT), Fault.PLACE),
         (lambda form, name: (form, NAMES[2]), Fault.PLACE),
-        (lambda form, name: (form, name._replace(index=2)), Fault.PLACE),
+        (lambda form, name: (form, name._replace(position=2)), Fault.PLACE),
         (lambda form, name: (form, name._replace(tokens=(1, 2, 3, 4))), Fault.PLACE),
         (lambda form, name: (form, name._replace(root=OTHER_TENANT.root)), Fault.PLACE),
         (lambda form, name: (form, name._replace(parent=OTHER_TENANT.parent)), Fault.PLACE),
@@ -138,8 +138,8 @@ def test_without_a_prompt_to_compare_with_the_chain_is_checked() -> None:
         NAMES[1]._replace(tokens=(1, 2, 3, 4)),
         NAMES[1]._replace(parent=BlockHash(b"p" * 32)),
         NAMES[1]._replace(hash=NAMES[2].hash),
-        NAMES[1]._replace(index=0),
-        NAMES[0]._replace(index=1),
+        NAMES[1]._replace(position=0),
+        NAMES[0]._replace(position=1),
     ]
     for name in wrong:
         with pytest.raises(PageInvalid) as caught:

@@ -227,7 +227,7 @@ class Traffic(RuleBasedStateMachine):
     def spill(self, page: Spilled) -> None:
         """It is what its name says, from its first token on."""
         tokens = self.model.tokens_of(page.payload)
-        assert len(tokens) == (page.name.index + 1) * BS
+        assert len(tokens) == (page.name.position + 1) * BS
         assert page.name in {
             name for salt in ("", "s") for name in names_of(self.engine.root_of(salt), tuple(tokens), BS)
         }

@@ -86,7 +86,7 @@ def test_without_leave_nothing_is_read_and_with_little_the_heads_are() -> None:
         engine, first = paging_engine(5, leave=leave), prompt_of(12, 1)
         run(engine, request("a", first, max_tokens=1))
         engine.add(request("b", prompt_of(16, 2), max_tokens=1))
-        assert [page.name.index for page in spilled_by(engine)] == expected
+        assert [page.name.position for page in spilled_by(engine)] == expected
         assert paging(engine).passed_over == 2 - len(expected)
 
 
@@ -147,9 +147,9 @@ def test_pages_in_a_wrong_order_or_of_wrong_names_end_the_prefix() -> None:
         ([wanted[0], wanted[2], wanted[1]], 1),
         ([wanted[0], wanted[0]], 1),
         ([wanted[0], other_root], 1),
-        ([wanted[0], wanted[1]._replace(index=2)], 1),
+        ([wanted[0], wanted[1]._replace(position=2)], 1),
         ([wanted[0], wanted[1]._replace(tokens=(1, 2))], 1),
-        ([wanted[0]._replace(index=1)], 0),
+        ([wanted[0]._replace(position=1)], 0),
     ):
         engine = paging_engine()
         assert paging(engine).adopt(wrong, payloads) == taken

@@ -1,0 +1,120 @@
+#!lua flags=allow-oom
+-- The store of pages: what is in it, how much that is, and what goes first.
+--
+-- KEYS 1 pages: names by last use (ms), the least recently used first
+-- KEYS 2 sizes of pages by name, and under `total` their sum
+-- ARGV 1 operation: put, renew or drop
+-- ARGV 2 prefix of all names
+-- ARGV 3 TTL of a page in ms
+-- ARGV 4 budget in bytes for all pages
+-- ARGV 5 share of maxmemory that may be in use when pages are put, of a server that evicts nothing by itself
+-- ARGV 6... put and renew: name and rank of each page, to put also its value. drop: names
+--
+-- put answers with 1 for each page that is there now and 0 for each that found no room; renew with 1 for each that is
+-- there. put without a page only makes room: it drops what is over the budget, too old, or in the way of jobs.
+--
+-- Races closed: several workers put the same page, or one while another drops it. A server may also lose or expire
+-- pages, and either of these keys, by itself: a page is there if its own key is, whatever is written here.
+local pages, sizes = KEYS[1], KEYS[2]
+local operation, prefix, ttl, budget, share = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local now = now_ms()
+
+local function key_of(name)
+  return prefix .. 'page:' .. name
+end
+
+-- Of all of them by the name `total`.
+local function size_of(name)
+  return tonumber(redis.call('HGET', sizes, name) or 0) or 0
+end
+
+local function drop(name)
+  redis.call('UNLINK', key_of(name))
+  redis.call('ZREM', pages, name)
+  local size = size_of(name)
+  if redis.call('HDEL', sizes, name) == 1 and size > 0 then
+    redis.call('HINCRBY', sizes, 'total', '-' .. int(size))
+  end
+end
+
+-- Of a prefix the first page counts as used last, so that its end goes before its beginning: by more than it takes to
+-- put one page.
+local function note(name, rank, size)
+  redis.call('ZADD', pages, int(now - rank * 10), name)
+  if redis.call('HSETNX', sizes, name, int(size)) == 1 then
+    redis.call('HINCRBY', sizes, 'total', int(size))
+  end
+end
+
+-- Bytes that the server may still take for pages. pcall: a user who may not ask.
+local function room_of_server()
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' or string.match(info, 'maxmemory_policy:(%S+)') ~= 'noeviction' then
+    return math.huge
+  end
+  local limit = tonumber(string.match(info, '\nmaxmemory:(%d+)')) or 0
+  return limit == 0 and math.huge or limit * share - tonumber(string.match(info, 'used_memory:(%d+)'))
+end
+
+local function make_room(size)
+  if redis.call('EXISTS', pages) ~= redis.call('EXISTS', sizes) then
+    redis.call('DEL', pages, sizes)  -- one of them was lost; the pages expire by themselves
+  end
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', pages, '-inf', int(now - ttl), 'LIMIT', 0, 64)) do
+    drop(name)
+  end
+  local room = room_of_server()
+  local fits = size <= budget and size <= room + size_of('total')
+  local wanted = fits and size or 0
+  while size_of('total') + wanted > budget or wanted > room do
+    local name = redis.call('ZRANGE', pages, 0, 0)[1]
+    if not name then
+      break
+    end
+    room = room + size_of(name)
+    drop(name)
+  end
+  return fits
+end
+
+local function renew(name, rank)
+  if redis.call('PEXPIRE', key_of(name), ttl) == 0 then
+    drop(name)
+    return 0
+  end
+  note(name, rank, redis.call('STRLEN', key_of(name)))
+  return 1
+end
+
+local function put(name, rank, value)
+  if renew(name, rank) == 1 then
+    return 1
+  end
+  if not make_room(#value) then
+    return 0
+  end
+  redis.call('SET', key_of(name), value, 'PX', ttl)
+  note(name, rank, #value)
+  return 1
+end
+
+local answers = {}
+if operation == 'put' then
+  for i = 6, #ARGV, 3 do
+    answers[#answers + 1] = put(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2])
+  end
+  if #answers == 0 then
+    make_room(0)
+  end
+elseif operation == 'renew' then
+  for i = 6, #ARGV, 2 do
+    answers[#answers + 1] = renew(ARGV[i], tonumber(ARGV[i + 1]))
+  end
+else
+  for i = 6, #ARGV do
+    drop(ARGV[i])
+  end
+end
+redis.call('PEXPIRE', pages, ttl)
+redis.call('PEXPIRE', sizes, ttl)
+return answers

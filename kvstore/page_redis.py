@@ -1,0 +1,102 @@
+"""Pages in Redis or Valkey: in the broker's own server or, better, in another one.
+
+They never take a server's last memory from jobs: where it evicts nothing by itself, pages go before it is full.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+from kvstore.block_hash import BlockHash
+from kvstore.client import Broker, BrokerConfig
+from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHARE: Final = 0.9
+"""Of maxmemory: what is above it is left to jobs."""
+LOOKED_AT: Final = 4096
+"""Names in a search for the hottest pages."""
+TIMEOUT_S: Final = 2.0
+
+
+class RedisPages:
+    """A `page_store.PageStore`. Connects when it is first used; nothing is asked twice."""
+
+    def __init__(self, url: str, namespace: str, limits: PageLimits) -> None:
+        """Raises BrokerUrl for what is no URL of a server."""
+        config = BrokerConfig(
+            url,
+            namespace,
+            connect_timeout_s=TIMEOUT_S,
+            command_timeout_s=TIMEOUT_S,
+            retries=0,
+            max_connections=4,
+        )
+        self._broker = Broker(config)
+        self._limits = limits
+
+    async def covered(self, fingerprint: str, hashes: Sequence[BlockHash]) -> int:
+        """How many of these are there, from the first one on."""
+        keys = self._broker.keys
+        arguments = [keys.page(fingerprint, ""), *(hash_.hex() for hash_ in hashes)]
+        return int(await self._broker.script("pages_covered", [keys.pages], arguments))
+
+    async def fetch(self, fingerprint: str, hashes: Sequence[BlockHash]) -> list[bytes]:
+        """The values of these, up to the first that isn't there."""
+        if not hashes:
+            return []
+        names = [self._broker.keys.page(fingerprint, hash_.hex()) for hash_ in hashes]
+        return [*takewhile(lambda value: value is not None, await self._broker.call("MGET", *names))]
+
+    async def renew(self, fingerprint: str, refs: Sequence[PageRef]) -> list[bool]:
+        """Counts these as used now. Which of them are there."""
+        if not refs:
+            return []
+        arguments = chain.from_iterable((_name(fingerprint, ref.hash), ref.rank) for ref in refs)
+        return [bool(answer) for answer in await self._script("renew", arguments)]
+
+    async def put(self, fingerprint: str, pages: Sequence[StoredPage]) -> list[bool]:
+        """Stores those that aren't there and renews the others. One round trip for each, so that none takes long."""
+        return [
+            bool((await self._script("put", (_name(fingerprint, ref.hash), ref.rank, value)))[0])
+            for ref, value in pages
+        ]
+
+    async def drop(self, fingerprint: str, hashes: Sequence[BlockHash]) -> None:
+        """Deletes these."""
+        if hashes:
+            await self._script("drop", (_name(fingerprint, hash_) for hash_ in hashes))
+
+    async def hottest(self, fingerprint: str, count: int) -> list[BlockHash]:
+        """Among the pages of all models that were used last."""
+        names = await self._broker.call("ZRANGE", self._broker.keys.pages, 0, LOOKED_AT - 1, "REV")
+        start = f"{fingerprint}:".encode()
+        found = [name.removeprefix(start).decode() for name in names if name.startswith(start)]
+        return [BlockHash(bytes.fromhex(name)) for name in found[:count]]
+
+    async def tend(self) -> Usage:
+        """Drops what is too old, over the budget, or in the way of jobs, and tells what is left."""
+        await self._script("put", ())
+        keys = self._broker.keys
+        pages = await self._broker.call("ZCARD", keys.pages)
+        total = await self._broker.call("HGET", keys.page_sizes, "total")
+        return Usage(int(pages), int(total or 0))
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._broker.close()
+
+    async def _script(self, operation: str, arguments: Any) -> list[int]:
+        keys = self._broker.keys
+        limits = (int(self._limits.ttl_s * 1000), self._limits.budget, SHARE)
+        answers: list[int] = await self._broker.script(
+            "pages", [keys.pages, keys.page_sizes], [operation, keys.prefix, *limits, *arguments]
+        )
+        return answers
+
+
+def _name(fingerprint: str, hash_: BlockHash) -> str:
+    return f"{fingerprint}:{hash_.hex()}"

@@ -1,0 +1,342 @@
+"""Stores of pages: in Redis, in Valkey, and in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.block_hash import BlockHash
+from kvstore.client import Broker, BrokerConfig, connect
+from kvstore.embedded import EmbeddedBroker
+from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachable, BrokerUrl, KvError
+from kvstore.page_dir import FILE, DirPages, PageFolderError
+from kvstore.page_redis import RedisPages
+from kvstore.page_store import PageLimits, PageRef, PageStore, StoredPage, Usage
+from tests.integration.conftest import names, server_binary
+
+from .conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    Make = Callable[..., PageStore]
+
+SIZE = 1000
+MUCH = 1 << 30
+
+
+def hash_of(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(32, "big"))
+
+
+def value(number: int, size: int = SIZE) -> bytes:
+    return bytes([number]) * size
+
+
+def page(number: int, rank: int = 0, size: int = SIZE) -> StoredPage:
+    return StoredPage(PageRef(hash_of(number), rank), value(number, size))
+
+
+def hashes(*numbers: int) -> list[BlockHash]:
+    return [hash_of(number) for number in numbers]
+
+
+@pytest.fixture(params=["embedded", "redis", "folder"])
+async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+    """Makes stores that share what they hold."""
+    async with AsyncExitStack() as stack:
+        url = ""
+        if request.param != "folder":
+            url = (await stack.enter_async_context(EmbeddedBroker(binary=server_binary(request.param)))).url
+
+        def new(budget: int = MUCH, ttl_s: float = 60.0) -> PageStore:
+            limits = PageLimits(budget, ttl_s)
+            store: PageStore = RedisPages(url, "ns", limits) if url else DirPages(tmp_path / "p", limits)
+            stack.push_async_callback(store.close)
+            return store
+
+        yield new
+        if url:
+            broker = await connect(BrokerConfig(url, "ns"))
+            for name in await names(broker):
+                assert await broker.call("PTTL", name) > 0, name
+            await broker.close()
+
+
+async def test_what_is_put_is_there_for_all_who_ask(make: Make) -> None:
+    one, other = make(), make()
+    assert await one.put("f", [page(1), page(2, 1)]) == [True, True]
+    assert await other.fetch("f", hashes(1, 2)) == [value(1), value(2)]
+    assert await other.covered("f", hashes(1, 2)) == 2
+    assert await other.tend() == Usage(2, 2 * SIZE)
+    assert await other.put("f", [page(2, 1), page(3, 2)]) == [True, True]
+    assert await one.tend() == Usage(3, 3 * SIZE)
+
+
+async def test_models_do_not_meet(make: Make) -> None:
+    store = make()
+    await store.put("f", [page(1)])
+    await store.put("g", [StoredPage(PageRef(hash_of(1), 0), b"g's")])
+    assert await store.fetch("f", hashes(1)) == [value(1)]
+    assert await store.fetch("g", hashes(1)) == [b"g's"]
+    assert await store.hottest("g", 9) == hashes(1)
+    await store.drop("g", hashes(1))
+    assert await store.covered("f", hashes(1)) == 1
+    assert await store.covered("g", hashes(1)) == 0
+
+
+async def test_the_first_hole_ends_a_prefix(make: Make) -> None:
+    store = make()
+    await store.put("f", [page(1), page(2), page(4)])
+    assert await store.covered("f", hashes(1, 2, 3, 4)) == 2
+    assert await store.fetch("f", hashes(1, 2, 3, 4)) == [value(1), value(2)]
+    assert await store.fetch("f", hashes(3, 4)) == []
+    assert await store.renew("f", [PageRef(hash_, 0) for hash_ in hashes(1, 3, 4)]) == [True, False, True]
+    assert await store.covered("f", []) == 0
+    assert await store.fetch("f", []) == []
+    assert await store.renew("f", []) == []
+    assert await store.put("f", []) == []
+
+
+async def test_over_the_budget_what_was_used_least_recently_goes(make: Make) -> None:
+    store = make(budget=3 * SIZE)
+    for number in (1, 2, 3):
+        await store.put("f", [page(number)])
+        await asyncio.sleep(0.002)  # the clock of a server has milliseconds
+    await store.renew("f", [PageRef(hash_of(1), 0)])
+    await asyncio.sleep(0.002)
+    assert await store.put("f", [page(4)]) == [True]
+    assert await store.hottest("f", 9) == hashes(4, 1, 3)
+    assert await store.covered("f", hashes(2)) == 0
+    assert await store.tend() == Usage(3, 3 * SIZE)
+    assert await store.put("f", [page(5, size=2 * SIZE)]) == [True]
+    assert await store.hottest("f", 9) == hashes(5, 4)
+    assert await store.put("f", [page(6, size=3 * SIZE + 1)]) == [False]
+    assert (await store.tend()).bytes == 3 * SIZE
+
+
+async def test_of_a_prefix_the_end_goes_before_the_beginning(make: Make) -> None:
+    store = make(budget=4 * SIZE)
+    await store.put("f", [page(number, number) for number in range(4)])
+    await store.renew("f", [PageRef(hash_of(number), number) for number in range(4)])
+    assert await store.hottest("f", 9) == hashes(0, 1, 2, 3)
+    await asyncio.sleep(0.002)
+    await store.put("f", [page(8)])
+    assert await store.hottest("f", 9) == hashes(8, 0, 1, 2)
+    assert await store.hottest("f", 2) == hashes(8, 0)
+
+
+async def test_a_smaller_budget_holds_from_the_next_look_on(make: Make) -> None:
+    await make().put("f", [page(number, number) for number in range(6)])
+    small = make(budget=2 * SIZE)
+    assert await small.tend() == Usage(2, 2 * SIZE)
+    assert await small.hottest("f", 9) == hashes(0, 1)
+
+
+async def test_what_nobody_uses_is_forgotten(make: Make) -> None:
+    store = make(ttl_s=0.3)
+    await store.put("f", [page(1), page(2)])
+
+    async def half_gone() -> bool:
+        await store.renew("f", [PageRef(hash_of(1), 0)])
+        return await store.covered("f", hashes(2)) == 0
+
+    await until(half_gone, patience_s=5)
+    assert await store.fetch("f", hashes(1, 2)) == [value(1)]
+    assert await store.tend() == Usage(1, SIZE)
+    assert await store.put("f", [page(2)]) == [True]
+    assert await store.fetch("f", hashes(1, 2)) == [value(1), value(2)]
+
+
+async def test_many_write_at_once(make: Make) -> None:
+    stores = [make(budget=20 * SIZE) for _ in range(4)]
+    await asyncio.gather(*(store.put("f", [page(n) for n in range(30)]) for store in stores))
+    usage = await stores[0].tend()
+    assert usage == Usage(20, 20 * SIZE)
+    assert len(await stores[0].hottest("f", 99)) == 20
+
+
+# Servers
+
+
+@asynccontextmanager
+async def server_of(binary: Path, **options: str) -> AsyncIterator[tuple[EmbeddedBroker, Broker]]:
+    given = {name.replace("_", "-"): option for name, option in options.items()}
+    async with EmbeddedBroker(binary=binary, options=given) as server:
+        broker = await connect(BrokerConfig(server.url, "ns"))
+        yield server, broker
+        await broker.close()
+
+
+async def test_pages_leave_the_last_tenth_of_a_servers_memory_to_jobs(broker_binary: Path) -> None:
+    async with server_of(broker_binary, maxmemory="24mb") as (server, broker), closing_of(server.url) as store:
+        stored = [(await store.put("f", [page(number, size=1 << 20)]))[0] for number in range(40)]
+        assert all(stored)
+        used = (await broker.call("INFO", "memory"))["used_memory"]
+        assert used < 0.95 * 24 * 2**20
+        assert 5 < (await store.tend()).pages < 24
+        # Others fill it up: pages give way the next time that somebody looks.
+        full, count = False, 0
+        while not full:
+            try:
+                await broker.call("SET", f"ballast:{(count := count + 1)}", bytes(1 << 16))
+            except BrokerFull:
+                full = True
+
+        async def gave_way() -> bool:  # memory is given back a moment later
+            await store.tend()
+            return (await broker.call("INFO", "memory"))["used_memory"] < 0.92 * 24 * 2**20
+
+        await until(gave_way)
+        await broker.call("SET", "a job", bytes(1 << 16))
+
+
+@asynccontextmanager
+async def closing_of(url: str, limits: PageLimits | None = None) -> AsyncIterator[RedisPages]:
+    store = RedisPages(url, "ns", limits or PageLimits(MUCH, 60.0))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_a_server_that_evicts_by_itself_may_evict_anything(broker_binary: Path) -> None:
+    """Pages, and the accounts of them: what is asked for is a miss, and the accounts come right again."""
+    async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
+        await store.put("f", [page(number, number) for number in range(6)])
+        await broker.call("DEL", broker.keys.page("f", hash_of(3).hex()))
+        assert await store.covered("f", hashes(*range(6))) == 3
+        assert await store.renew("f", [PageRef(hash_of(n), n) for n in range(6)]) == [True] * 3 + [False] + [True] * 2
+        assert await store.tend() == Usage(5, 5 * SIZE)
+        for key in (broker.keys.pages, broker.keys.page_sizes):
+            await broker.call("DEL", key)
+            assert await store.tend() == Usage(0, 0)
+            assert await store.fetch("f", hashes(0)) == [value(0)]
+            assert await store.put("f", [page(n, n) for n in range(3)]) == [True] * 3
+            assert await store.tend() == Usage(3, 3 * SIZE)
+        await broker.call("FLUSHALL")
+        assert await store.fetch("f", hashes(0)) == []
+        await store.put("f", [page(1)])
+        assert await store.tend() == Usage(1, SIZE)
+
+
+async def test_what_is_wrong_with_a_server_has_a_name(broker_binary: Path) -> None:
+    with pytest.raises(BrokerUrl):
+        RedisPages("nonsense", "ns", PageLimits(1, 1.0))
+    async with server_of(broker_binary) as (server, _), closing_of(server.url) as store:
+        await store.put("f", [page(1)])
+        await server.stop()
+        with pytest.raises(BrokerUnreachable):
+            await store.put("f", [page(1)])
+
+
+async def test_a_wrong_password_is_told(broker_binary: Path) -> None:
+    async with EmbeddedBroker(binary=broker_binary) as server:
+        broker = await connect(BrokerConfig(server.url))
+        await broker.call("CONFIG", "SET", "requirepass", "secret")
+        for url in (server.url, server.url.replace("//", "//:wrong@")):
+            async with closing_of(url) as store:
+                for attempt in (store.put("f", [page(1)]), store.fetch("f", hashes(1)), store.covered("f", hashes(1))):
+                    with pytest.raises(BrokerError):  # of a large request a server tells no more than that
+                        await attempt
+                with pytest.raises(BrokerAuth):
+                    await store.covered("f", hashes(1))
+        await broker.close()
+
+
+# Folders
+
+
+def folder(path: Path, budget: int = MUCH) -> DirPages:
+    return DirPages(path, PageLimits(budget, 60.0))
+
+
+async def test_a_folder_outlives_its_process(tmp_path: Path) -> None:
+    one = folder(tmp_path)
+    await one.put("f", [page(1)])
+    await one.close()
+    again = folder(tmp_path)
+    assert await again.fetch("f", hashes(1)) == [value(1)]
+    await again.close()
+    assert os.listdir(tmp_path) == [FILE]  # noqa: PTH208 - in a coroutine the other is forbidden
+
+
+@pytest.mark.parametrize("damage", ["rubbish", "cut", "version", "middle"])
+async def test_a_damaged_database_is_begun_anew(tmp_path: Path, damage: str) -> None:
+    store = folder(tmp_path)
+    await store.put("f", [page(number, size=100_000) for number in range(9)])
+    await store.close()
+    file = tmp_path / FILE
+    if damage == "version":
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("PRAGMA user_version = 9")
+    else:
+        whole = file.read_bytes()
+        changed = {
+            "rubbish": b"rubbish" * 999,
+            "cut": whole[: len(whole) // 2],
+            "middle": whole[:40_000] + b"\xff" * 200_000 + whole[240_000:],
+        }
+        file.write_bytes(changed[damage])
+    store = folder(tmp_path)
+    failures = 0
+    for number in range(9):
+        try:
+            await store.fetch("f", hashes(number))  # what it gives is looked at by whoever asked
+        except PageFolderError:
+            failures += 1
+    assert failures <= 2
+    async with asyncio.timeout(10):
+        while not await stored(store):
+            failures += 1
+    assert failures <= 3
+    assert await store.fetch("f", hashes(50)) == [value(50)]
+    await store.close()
+
+
+async def stored(store: PageStore) -> bool:
+    try:
+        return await store.put("f", [page(50)]) == [True]
+    except KvError:
+        return False
+
+
+async def test_a_folder_that_can_not_be_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = folder(tmp_path / "file")
+    with pytest.raises(PageFolderError):
+        await store.put("f", [page(1)])
+    await store.close()
+
+
+async def test_a_writer_that_does_not_end_is_not_waited_for_for_long(tmp_path: Path) -> None:
+    store = folder(tmp_path)
+    await store.put("f", [page(1)])
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with asyncio.timeout(10):
+            with pytest.raises(PageFolderError, match="locked"):
+                await store.put("f", [page(2)])
+        assert await store.fetch("f", hashes(1)) == [value(1)]
+        other.execute("ROLLBACK")
+    assert await store.put("f", [page(2)]) == [True]
+    await store.close()
+
+
+async def test_the_file_stays_near_its_budget_and_shrinks_with_it(tmp_path: Path) -> None:
+    store = folder(tmp_path, budget=4 << 20)
+    for number in range(40):
+        await store.put("f", [page(number, size=1 << 20)])
+    await store.close()
+    size = (tmp_path / FILE).stat().st_size
+    assert 4 << 20 < size < 7 << 20
+    small = folder(tmp_path, budget=1 << 20)
+    await small.tend()
+    await small.close()
+    assert (tmp_path / FILE).stat().st_size < 2 << 20
