@@ -8,9 +8,7 @@ from typing import Any
 import click
 
 from bench.workload import Lengths
-
-POLICIES = ("prefix", "least-loaded", "round-robin", "random")
-"""Of gateways."""
+from ops.config import POLICIES
 
 
 class LengthsParam(click.ParamType[Lengths]):

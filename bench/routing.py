@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.machine import describe_machine
-from bench.params import POLICIES
 from bench.replay_records import records_from_redis
 from bench.routing_client import capacity, send
 from bench.routing_figures import THEIRS, Window, summarise, told_aims, told_lag, versus
 from bench.routing_fleet import SETTLE_S, PolicyFleet
 from ops.client import plain
-from ops.config import usable_cores
+from ops.config import POLICIES, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

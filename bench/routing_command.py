@@ -107,6 +107,10 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
             told(results.as_dict(), out, plot, as_json=as_json)
 
 
+# A fleet's own policy is none here: --policies has them all.
+routing.params = [parameter for parameter in routing.params if parameter.name != "policy"]
+
+
 def configured(context: click.Context, values: dict[str, Any]) -> tuple[FleetConfig, RoutingConfig]:
     """What to start and what to run: what was given, and for all else the defaults of the kind of fleet.
 
