@@ -14,14 +14,15 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Union
 
 from worker.params import AdmissionError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from kvstore.page import PageName
     from worker.engine import Engine
     from worker.scheduling.block import Event
     from worker.sequence import Request
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 2
 """Steps whose results the event loop has not taken, at most. The next one begins while it takes the last one's."""
+
+
+class Adoption(NamedTuple):
+    """Pages of one prefix that the pool is to take in."""
+
+    names: Sequence[PageName]
+    payloads: Sequence[memoryview]
+    evict: bool
+    """Whether others may have to go for them."""
+    taken: Callable[[int], None]
+    """Called in the event loop with how many of them the pool offers now."""
 
 
 class Refused(NamedTuple):
@@ -55,16 +67,21 @@ class Stepped(NamedTuple):
     """What became of the pool's offers, in this step or since the last one."""
 
 
+Change = Union["Request", Adoption, str]
+"""What is to be added or taken in, or the id of what is to be aborted."""
+
+
 class Stepper:
     """Drives an engine. All methods but ``run`` are the event loop's, and none of them waits."""
 
-    def __init__(self, engine: Engine, tell: Callable[[Stepped], None]) -> None:
-        """``tell`` is called in the event loop with what each step has brought; ``taken`` answers it."""
+    def __init__(self, engine: Engine, tell: Callable[[Stepped], None], leave: Callable[[], int] = lambda: 0) -> None:
+        """``tell`` is called in the event loop with what each step has brought; ``taken`` answers it. ``leave`` is
+        asked, in the thread, how many evicted blocks may be read as pages."""
         self._engine = engine
+        self._leave = leave
         self._tell = tell
         self._lock = threading.Condition()
-        self._changes: list[tuple[int, Request | str]] = []
-        """What is to be added, or the id of what is to be aborted."""
+        self._changes: list[tuple[int, Change]] = []
         self._untaken = 0
         self._idle = True
         """Whether the thread has told that there is nothing to do."""
@@ -77,6 +94,11 @@ class Stepper:
     def add(self, request: Request) -> int:
         """The engine gets this request before its next step. Returns the number of the change."""
         return self._post(request)
+
+    def adopt(self, adoption: Adoption) -> int:
+        """The pool takes in these pages before the engine gets what is added later. Returns the number of the change.
+        Nothing happens where there is no paging."""
+        return self._post(adoption)
 
     def abort(self, request_id: str) -> int:
         """The engine drops this request before its next step, or never gets it. Returns the number of the change."""
@@ -105,7 +127,9 @@ class Stepper:
         """The thread's: steps until closed. Raises what the engine raises."""
         while (taken := self._next()) is not None:
             seen, changes = taken
-            refused = self._apply(changes)
+            if self._engine.paging is not None:
+                self._engine.paging.leave = self._leave()
+            refused = self._apply(changes, loop)
             if self._engine.has_work:
                 self.step_began = began = time.monotonic()
                 output = self._engine.step()
@@ -124,14 +148,14 @@ class Stepper:
             with suppress(RuntimeError):  # the event loop is closed: nobody is there to be told
                 loop.call_soon_threadsafe(self._tell, stepped)
 
-    def _post(self, what: Request | str) -> int:
+    def _post(self, what: Change) -> int:
         with self._lock:
             self.posted += 1
             self._changes.append((self.posted, what))
             self._lock.notify()
             return self.posted
 
-    def _next(self) -> tuple[int, list[tuple[int, Request | str]]] | None:
+    def _next(self) -> tuple[int, list[tuple[int, Change]]] | None:
         """Waits until there is something to do, and room for its result. None when closed."""
         with self._lock:
             while not self._closed and (self._untaken >= AHEAD or (self._idle and not self._changes)):
@@ -139,18 +163,27 @@ class Stepper:
             changes, self._changes = self._changes, []
             return None if self._closed else (self.posted, changes)
 
-    def _apply(self, changes: list[tuple[int, Request | str]]) -> tuple[Refused, ...]:
+    def _apply(self, changes: list[tuple[int, Change]], loop: asyncio.AbstractEventLoop) -> tuple[Refused, ...]:
         refused = []
         for number, what in changes:
             if isinstance(what, str):
                 self._engine.abort(what)
-                continue
-            try:
-                self._engine.add(what)
-            except AdmissionError as error:
-                refused.append(Refused(number, what.request_id, str(error)))
+            elif isinstance(what, Adoption):
+                self._adopt(what, loop)
+            else:
+                try:
+                    self._engine.add(what)
+                except AdmissionError as error:
+                    refused.append(Refused(number, what.request_id, str(error)))
         return tuple(refused)
 
+    def _adopt(self, adoption: Adoption, loop: asyncio.AbstractEventLoop) -> None:
+        paging, count = self._engine.paging, 0
+        if paging is not None:
+            count = paging.adopt(adoption.names, adoption.payloads, evict=adoption.evict)
+        with suppress(RuntimeError):  # as above
+            loop.call_soon_threadsafe(adoption.taken, count)
 
-def _adds(what: Request | str, request_id: str) -> bool:
-    return not isinstance(what, str) and what.request_id == request_id
+
+def _adds(what: Change, request_id: str) -> bool:
+    return not isinstance(what, str | Adoption) and what.request_id == request_id

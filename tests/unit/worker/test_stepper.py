@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from kvstore.block_hash import root
+from kvstore.page import names_of
 from tests.unit.worker.test_journal import make_output
 from worker.params import AdmissionError, SamplingParams, StopParams
 from worker.scheduling.block import Event, EventKind
 from worker.sequence import Request
 from worker.step import EngineStats, StepOutput, StepStats
-from worker.stepper import AHEAD, Refused, Stepped, Stepper
+from worker.stepper import AHEAD, Adoption, Refused, Stepped, Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from kvstore.page import PageName
     from worker.engine import Engine
+    from worker.paging import Paging
 
 
 class Scripted:
@@ -27,6 +31,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.paging: Paging | None = None
         self.running: list[str] = []
         self.allowed = threading.Semaphore(0)
         self.in_step = threading.Semaphore(0)
@@ -72,10 +77,10 @@ class Scripted:
 class World:
     """A stepper with its thread, and what it told."""
 
-    def __init__(self) -> None:
+    def __init__(self, leave: Callable[[], int]) -> None:
         self.engine = Scripted()
         self.told: asyncio.Queue[Stepped] = asyncio.Queue()
-        self.stepper = Stepper(cast("Engine", self.engine), self.told.put_nowait)
+        self.stepper = Stepper(cast("Engine", self.engine), self.told.put_nowait, leave)
 
     async def step(self) -> Stepped:
         """Lets the engine make one step, and returns what is told of it; the results are not taken yet."""
@@ -87,8 +92,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(ends_with: type[Exception] | None = None) -> AsyncIterator[World]:
-    made = World()
+async def world(ends_with: type[Exception] | None = None, leave: Callable[[], int] = lambda: 0) -> AsyncIterator[World]:
+    made = World(leave)
     running = asyncio.create_task(asyncio.to_thread(made.stepper.run, asyncio.get_running_loop()))
     try:
         yield made
@@ -203,3 +208,46 @@ async def test_what_the_engine_raises_ends_the_thread() -> None:
         w.stepper.add(request("a", 1))
         await w.in_step()
         w.engine.allowed.release()
+
+
+class ScriptedPaging:
+    """Takes what it is given, and notes in which order."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.leave = 0
+
+    def adopt(self, names: Sequence[PageName], payloads: Sequence[memoryview], *, evict: bool) -> int:
+        assert len(names) == len(payloads)
+        self.calls.append(f"adopt {len(names)}, leave {self.leave}, evict {evict}")
+        return len(names)
+
+
+async def test_pages_are_taken_in_before_what_is_added_after_them() -> None:
+    async with world(leave=lambda: 7) as w:
+        w.engine.paging = cast("Paging", ScriptedPaging(w.engine.calls))
+        names = names_of(root("f", 4), tuple(range(8)), 4)
+        taken: asyncio.Queue[int] = asyncio.Queue()
+        for evict, some in ((True, names), (False, names[:1])):
+            w.stepper.adopt(Adoption(some, [memoryview(b"")] * len(some), evict, taken.put_nowait))
+        w.stepper.add(request("a", 1))
+        assert [await taken.get(), await taken.get()] == [2, 1]
+        await w.in_step()
+        # With nothing to do it takes them too; and what is aborted has no part in it.
+        w.stepper.abort("a")
+        await w.step()
+        w.stepper.adopt(Adoption(names, [memoryview(b"")] * 2, False, taken.put_nowait))
+        assert await taken.get() == 2
+        assert [call for call in w.engine.calls if call != "check"] == [
+            "adopt 2, leave 7, evict True",
+            "adopt 1, leave 7, evict False",
+            *("add a", "step", "abort a"),
+            "adopt 2, leave 7, evict False",
+        ]
+
+
+async def test_without_paging_pages_are_let_go() -> None:
+    async with world() as w:
+        taken: asyncio.Queue[int] = asyncio.Queue()
+        w.stepper.adopt(Adoption([], [], True, taken.put_nowait))
+        assert await taken.get() == 0
