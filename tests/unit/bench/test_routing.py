@@ -21,10 +21,11 @@ from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_gr
 from ops.cli import main
 from ops.client import Client
 from ops.config import FleetConfig
+from ops.console import INTERRUPTED
 from tests.unit.bench.test_routing_report import FACTS, RUNS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
     from bench.routing_fleet import PolicyFleet
@@ -207,13 +208,17 @@ def test_the_figures_so_far_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         results.facts = {**FACTS, **results.facts}
         results.runs += RUNS
         results.routes = [fleet_pb2.RouteRecord(policy="prefix")]
+        results.complete = not interrupted
+
+    async def ended(work: Coroutine[Any, Any, None]) -> None:
+        await work
         if interrupted:
-            raise SystemExit(130)
-        results.complete = True
+            raise SystemExit(INTERRUPTED)
 
     monkeypatch.setattr(routing_command, "run_routing", some)
+    monkeypatch.setattr(routing_command, "unless_interrupted", ended)
     ran = CliRunner().invoke(main, ["bench", "routing", "--out", str(tmp_path), "--json", "--seconds", "2"])
-    assert ran.exit_code == (130 if interrupted else 0)
+    assert ran.exit_code == (INTERRUPTED if interrupted else 0)
     written = json.loads((tmp_path / "routing.json").read_text())
     assert json.loads(ran.stdout) == written
     assert (written["complete"], len(written["runs"])) == (not interrupted, len(RUNS))
