@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import grpc.aio
 
+from bench.index_command import index
 from bench.kernels_command import kernels
 from bench.machine import describe_machine
 from bench.offline_command import engine, peers
@@ -157,6 +158,7 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
 
 
 command.add_command(engine)
+command.add_command(index)
 command.add_command(kernels)
 command.add_command(path)
 command.add_command(peers)
