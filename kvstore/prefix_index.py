@@ -7,15 +7,16 @@ The index is advice. One that is wrong costs time; whether a block is a hit is d
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvstore.registry import HELD_LEASES, LEASE_TTL_MS
-from kvstore.worker_info import LOAD_FIELDS, Load, parse_load
+from kvstore.worker_info import Load
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kvstore.block_hash import BlockHash
     from kvstore.client import Broker
@@ -67,16 +68,15 @@ class PrefixIndex:
             return {}
         keys = self._broker.keys
         numbers = {fingerprint: number for number, fingerprint in enumerate(hashes, start=1)}
-        names: list[str] = []
+        asked: list[str | int] = []
         for worker in workers:
-            names += (keys.held(worker.id, worker.incarnation), keys.load(worker.id, worker.incarnation))
-        asked = " ".join(str(numbers.get(worker.fingerprint, 0)) for worker in workers)
-        chains = [pack(map(short, chain)) for chain in hashes.values()]
-        reply = await self._broker.script("match", names, [asked, *chains])
-        width = 1 + len(LOAD_FIELDS)
+            asked += (f"{worker.id}:{worker.incarnation}", numbers.get(worker.fingerprint, 0))
+        chains = [pack([block[:SHORT] for block in chain]) for chain in hashes.values()]
+        reply = await self._broker.script("match", [keys.workers], [keys.prefix, json.dumps(asked), *chains])
+        numbers_of = zip(*[iter(reply)] * 4, strict=True)
         return {
-            worker.id: Seen(int(reply[at]), parse_load(reply[at + 1 : at + width]))
-            for worker, at in zip(workers, range(0, len(reply), width), strict=True)
+            worker.id: Seen(blocks, Load(jobs, tokens, prefill))
+            for worker, (blocks, jobs, tokens, prefill) in zip(workers, numbers_of, strict=True)
         }
 
     async def replace(self, worker: str, incarnation: str, held: Collection[bytes]) -> int:
@@ -105,16 +105,15 @@ class PrefixIndex:
                 return found
 
 
-def pack(hashes: Iterable[bytes]) -> bytes:
+def pack(hashes: Collection[bytes]) -> bytes:
     """Short hashes as scripts take them. ValueError when one is not short."""
-    listed = list(hashes)
-    packed = b"".join(listed)
-    if len(packed) != SHORT * len(listed):
+    packed = b"".join(hashes)
+    if len(packed) != SHORT * len(hashes):
         raise ValueError(f"a hash in the prefix index has {SHORT} bytes")
     return packed
 
 
-def batches(hashes: Iterable[bytes]) -> list[bytes]:
+def batches(hashes: Collection[bytes]) -> list[bytes]:
     """Packed, at most BATCH in each, in order; none for no hashes."""
     packed = pack(hashes)
     return [packed[at : at + SHORT * BATCH] for at in range(0, len(packed), SHORT * BATCH)]

@@ -33,15 +33,23 @@ local function publish_later(gateway, data)
   joined[#joined + 1] = data
 end
 
+-- With a job's first delivery its prompt is computed, which is charged no more.
+local function refund_prompt(job, load)
+  local prefill = redis.call('HGET', job, 'prefill')
+  if prefill then
+    refund_prefill(load, prefill)
+    redis.call('HDEL', job, 'prefill')
+  end
+end
+
 local function write(job, log, described, data)
   local attempt, choice, start, stop, finish, cached = string.match(described, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d*)$')
   -- pcall: one key of a wrong type must not break a step half-way through.
-  local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
-    'choices', 'entry', 'charge', 'prefill')
+  local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
     return FENCED
   end
-  if tonumber(choice) >= (tonumber(seen[7] or '') or 1) then
+  if choice ~= '0' and tonumber(choice) >= (tonumber(redis.call('HGET', job, 'choices') or '') or 1) then
     return {'0'} -- would end the job before its own choices have ended
   end
   local next_index, ended = tonumber(seen[4] or '') or 0, seen[5]
@@ -66,16 +74,15 @@ local function write(job, log, described, data)
   if cached ~= '' then
     redis.call('HSET', job, 'cached_tokens', cached)
   end
-  if seen[10] then
-    -- The job's first delivery: its prompt is computed.
-    refund_prefill(load, seen[10])
-    redis.call('HDEL', job, 'prefill')
+  if next_index == 0 then
+    refund_prompt(job, load)
   end
   publish_later(seen[6], data)
   if finish ~= '0' then
     redis.call('HSET', job, 'end:' .. choice, finish)
     if redis.call('HINCRBY', job, 'open', -1) <= 0 then
-      end_job(job, log, stream, group, load, seen[8], seen[9], nil, finish, retention)
+      local entry, charge = unpack(redis.call('HMGET', job, 'entry', 'charge'))
+      end_job(job, log, stream, group, load, entry, charge, nil, finish, retention)
     end
   end
   return WRITTEN

@@ -13,7 +13,7 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- A number of tokens as we write it; 0 for anything else, which somebody else wrote.
+-- A number of tokens or jobs as we write it; 0 for anything else, which somebody else wrote.
 local function tokens_of(text)
   local number = tonumber(text or '')
   return number and number > 0 and number < 1e15 and math.floor(number) or 0

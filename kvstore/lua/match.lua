@@ -1,15 +1,16 @@
 #!lua flags=allow-oom
 -- Finds how much of a prompt each of several workers holds, and reads what they are charged with.
 --
--- KEYS 1 held blocks   2 load   of the first worker, and so on
--- ARGV 1 for each worker the number of its chain (0: none), blanks between   then the chains: hashes of the prompt's
---      blocks, packed, 16 bytes each
--- Returns for each worker: blocks held from the prompt's beginning on; jobs, tokens and prefill charged (text, '' where
--- there is nothing).
+-- KEYS 1 workers (it is not read: it says where all names live)
+-- ARGV 1 what all names begin with   2 a JSON list, for each worker: 'worker:incarnation', number of its chain (0: none)
+--      then the chains: hashes of the prompt's blocks, packed, 16 bytes each
+-- Returns for each worker four numbers: blocks held from the prompt's beginning on; jobs, tokens and prefill charged.
 --
 -- What is held is closed under prefix, so that a worker's part of a chain is found by bisection: 10 looks for 512 blocks
 -- where asking for each would take 512. Most workers hold nothing of most prompts: one look at the first block tells. Those
 -- that do mostly hold as much as another one, or all: so the bisection begins where two others ended.
+--
+-- The names of all workers' keys are put together here: as KEYS, they would cost the client more than all the rest.
 --
 -- Race closed: blocks and loads of all workers are of one moment. What a set that is being repaired shows, or one that is
 -- not closed for the moment, is less or more than the truth and costs time only: the pool decides what is a hit.
@@ -62,20 +63,18 @@ local function depth(held, chain)
   return has
 end
 
-for i = 2, #ARGV do
+for i = 3, #ARGV do
   local length = #ARGV[i] / 16
-  chains[i - 1] = {packed = ARGV[i], length = length, last = length, earlier = 0}
+  chains[i - 2] = {packed = ARGV[i], length = length, last = length, earlier = 0}
 end
-local result, worker = {}, 0
-for number in string.gmatch(ARGV[1], '%d+') do
-  local held, load = KEYS[2 * worker + 1], KEYS[2 * worker + 2]
-  local chain = chains[tonumber(number)]
-  local charged = redis.pcall('HMGET', load, 'jobs', 'tokens', 'prefill')
-  local at = 4 * worker
-  result[at + 1] = chain and depth(held, chain) or 0
+local result, asked = {}, cjson.decode(ARGV[2])
+local holding, charged = ARGV[1] .. 'held:', ARGV[1] .. 'load:'
+for i = 1, #asked, 2 do
+  local life, chain = asked[i], chains[asked[i + 1]]
+  local load = redis.pcall('HMGET', charged .. life, 'jobs', 'tokens', 'prefill')
+  result[#result + 1] = chain and depth(holding .. life, chain) or 0
   for field = 1, 3 do
-    result[at + 1 + field] = not charged.err and charged[field] or ''
+    result[#result + 1] = load.err and 0 or tokens_of(load[field])
   end
-  worker = worker + 1
 end
 return result
