@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
     from kvstore.entries import Entry
     from worker.journal import Journal
+    from worker.rates import Rates
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +28,23 @@ READ_AT_ONCE = 4
 """Jobs per read. How many choices each has is known only once it is claimed, so few are read at a time."""
 READ_AHEAD = 16
 """Choices that may wait in the engine beyond those that run."""
+READ_AHEAD_S = 2.0
+"""Nor is more read while prompts wait that take so long, if there are two or more."""
 RETRY_S = 0.2
 REMEMBERED_S = 10.0
 """How long an ended job's id is kept: its claim may still be on the way to us."""
 
 
 class Intake:
-    """Claims jobs while there is room to run them, and a few more; the others wait in Redis, where everybody sees them.
+    """Claims jobs while there is room to run them, and a few more; the others wait in Redis, where everybody sees them,
+    and whoever is free can take them.
 
     The few more are what the scheduler chooses from by priority. Redis hands out jobs in the order of their arrival.
     """
 
-    def __init__(self, broker: Broker, worker: str, incarnation: str, journal: Journal, max_running: int) -> None:
+    def __init__(
+        self, broker: Broker, worker: str, incarnation: str, journal: Journal, rates: Rates, max_running: int
+    ) -> None:
         self._jobs = Jobs(broker)
         self._bell = Doorbell(broker)
         self._channel = broker.keys.channel(incarnation)
@@ -46,6 +52,7 @@ class Intake:
         self._worker = worker
         self._incarnation = incarnation
         self._journal = journal
+        self._rates = rates
         self._max_running = max_running
         self._claims: list[Claim] = []
         self._ended: set[str] = set()
@@ -94,7 +101,7 @@ class Intake:
         self.news.set()
 
     def update_room(self) -> None:
-        """To be called when the number of running jobs has changed."""
+        """To be called when jobs have begun, started or ended."""
         if self._free() > 0:
             self._room.set()
             self.full.clear()
@@ -104,7 +111,16 @@ class Intake:
 
     def _free(self) -> int:
         claimed = sum(max(claim.job.n, 1) for claim in self._claims)
-        return self._max_running + READ_AHEAD - self._journal.open_choices - claimed
+        places = self._max_running + READ_AHEAD - self._journal.open_choices - claimed
+        return 0 if self._enough_prompts() else places
+
+    def _enough_prompts(self) -> bool:
+        """Whether what waits for its first token here keeps the engine busy for a while. Its caches are not asked: what
+        they save is seen soon enough."""
+        waiting = [*(job.claim for job in self._journal.unstarted), *self._claims]
+        if len(waiting) < 2:
+            return False
+        return sum(len(claim.job.prompt_token_ids) for claim in waiting) >= READ_AHEAD_S * self._rates.now.prefill_tok_s
 
     async def read(self) -> None:
         """Claims jobs. Never returns."""

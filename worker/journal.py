@@ -89,9 +89,9 @@ class Journal:
         return sum(len(job.open) for job in self.running.values())
 
     @property
-    def unstarted(self) -> bool:
-        """Whether any running job waits for its first token."""
-        return any(not job.started for job in self.running.values())
+    def unstarted(self) -> list[Running]:
+        """Running jobs that wait for their first token."""
+        return [job for job in self.running.values() if not job.started]
 
     def drop(self, request_id: str) -> Running | None:
         """Forgets a job that was ended elsewhere."""

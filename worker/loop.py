@@ -70,7 +70,7 @@ class WorkerLoop:
         self._stats: EngineStats = engine.stats()
         self._held = Held()
         self._rates = Rates(Measured(info.prefill_tok_s, info.step_ms, info.sequence_ms))
-        self._intake = Intake(broker, config.id, info.incarnation, self._journal, info.max_running)
+        self._intake = Intake(broker, config.id, info.incarnation, self._journal, self._rates, info.max_running)
         self._stealing = Stealing(broker, info, self._intake, self._rates, self._free, metrics.stolen.inc)
         self._committer = Committer(
             self._jobs, PrefixIndex(broker), self._held, config.id, info.incarnation, self._settled

@@ -162,7 +162,7 @@ async def test_a_worker_is_free_when_nobody_waits_for_a_first_token(
             return fleet.loop._free()
 
         async def claimed() -> bool:
-            return fleet.loop._journal.unstarted
+            return bool(fleet.loop._journal.unstarted)
 
         monkeypatch.setattr(fleet.worker.engine, "step", gated_step)
         assert await free()

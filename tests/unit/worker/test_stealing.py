@@ -62,10 +62,10 @@ def test_a_full_batch_gives_up_places_as_its_jobs_end(max_running: int, answer: 
 
 def test_a_job_waits_until_its_first_output() -> None:
     journal = Journal("w0")
-    assert not journal.unstarted
+    assert journal.unstarted == []
     journal.open(make_claim("r1", n=2), now=0.0)
     journal.open(make_claim("r2"), now=0.0)
     journal.record(make_output(choice=1), now=1.0)
-    assert journal.unstarted
+    assert [job.claim.job.request_id for job in journal.unstarted] == ["r2"]
     journal.record(make_output(request_id="r2"), now=1.0)
-    assert not journal.unstarted
+    assert journal.unstarted == []
