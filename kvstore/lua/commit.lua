@@ -13,7 +13,8 @@
 -- Races closed: a worker that was frozen while its job was ended or given to another attempt is refused (fenced); a
 -- commit that is repeated after a lost reply changes nothing (duplicate); of a last chunk and a finish from outside
 -- exactly one is written. Of the held blocks a commit tells what changed, not how, so that a repeated one changes nothing;
--- one that is executed late, after the next, leaves a wrong block, which the number gives away. allow-oom: a job that runs must be able to end on a full server.
+-- one that is executed late, after the next, leaves wrong blocks, as does whatever else changes the set: the number gives
+-- most of that away, and the worker compares the whole set now and then. allow-oom: a job that runs must be able to end on a full server.
 local WRITTEN, DUPLICATE, FENCED = 0, 1, 2
 local stream, load, held = KEYS[1], KEYS[2], KEYS[3]
 local group, incarnation, channels, retention = unpack(ARGV, 1, 4)
