@@ -51,7 +51,7 @@ def _check_request(request: Request, run: Run, rules: Rules) -> Iterator[Finding
         raise NoOracle(f"request {request.id}: payload {request.invoked.digest} was not asked without faults")
     yield from check_answer(request, oracle, rules)
     if log := run.broker.logs.get(request.id):
-        yield from check_log_tokens(request, log, oracle)
+        yield from check_log_tokens(request, log, oracle, rules)
 
 
 def oracle_of(requests: Iterable[Request]) -> dict[str, Answer]:

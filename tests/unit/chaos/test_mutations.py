@@ -13,7 +13,7 @@ from tests.chaos.evidence import Rules, Run
 from tests.chaos.findings import INVARIANTS
 from tests.chaos.history import BAD, PROBE
 from tests.chaos.made_up import STORIES, decode, made_up
-from tests.chaos.mutations import MUTATIONS, Mutation, Proof, prove, table, without_findings
+from tests.chaos.mutations import MUTATIONS, Mutation, Proof, good_part, prove, table
 
 RULES = Rules(decode=decode)
 SEEDS = st.integers(0, 2**32)
@@ -86,7 +86,20 @@ def test_what_a_run_breaks_itself_is_not_counted_for_a_lie() -> None:
     assert run is not None
     (finding,) = check(run, RULES)
     assert (finding.invariant, finding.name) == ("I1", "hang")
-    rest = without_findings(run, RULES)
+    rest = good_part(run, RULES, seed=0)
     assert set(run.requests) - set(rest.requests) == {finding.where.split(" ")[0]}
+    assert set(rest.broker.jobs) == set(rest.broker.logs) == set(run.broker.jobs) & set(rest.requests)
+    gone = set(run.broker.keys) - set(rest.broker.keys)
+    assert {name.partition(":")[0] for name in gone} <= {"job", "log"}
     assert check(rest, RULES) == []
     assert all(proof.holds for proof in prove(run, RULES, seed=2, times=1))
+
+
+def test_of_a_long_run_a_part_is_taken_that_has_all_roles() -> None:
+    run = made_up(6, requests=120)
+    part = good_part(run, RULES, seed=1, most=30)
+    assert len(part.requests) == 30
+    assert part == good_part(run, RULES, seed=1, most=30)
+    assert part != good_part(run, RULES, seed=2, most=30)
+    assert {request.invoked.role for request in part.requests.values()} == {"load", "probe", "bad"}
+    assert check(part, RULES) == []
