@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,6 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from kvstore.client import Broker
     from worker.step import StepOutput
@@ -39,16 +39,23 @@ def hardly_reads_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def two_workers(
-    full: Broker, free: Broker, model_dir: Path, tmp_path: Path, *, steal: tuple[bool, bool] = (True, True)
+    full: Broker,
+    free: Broker,
+    model_dir: Path,
+    tmp_path: Path,
+    *,
+    most: int = 1,
+    dtype: str = "float32",
+    steal: tuple[bool, bool] = (True, True),
 ) -> AsyncIterator[tuple[Fleet, Fleet]]:
-    """One with a single place, and one with many."""
+    """One with at most so many places, and one with eight."""
     async with AsyncExitStack() as stack:
         yield (
             await stack.enter_async_context(
-                running_worker(full, model_dir, tmp_path, name="full", max_running=1, steal=steal[0])
+                running_worker(full, model_dir, tmp_path, name="full", dtype=dtype, max_running=most, steal=steal[0])
             ),
             await stack.enter_async_context(
-                running_worker(free, model_dir, tmp_path, name="free", max_running=8, steal=steal[1])
+                running_worker(free, model_dir, tmp_path, name="free", dtype=dtype, max_running=8, steal=steal[1])
             ),
         )
 
@@ -97,6 +104,26 @@ async def test_a_free_worker_runs_what_waits_for_a_full_one(broker: Broker, mode
         await full.idle()
         await free.idle()
         assert await loads(full) == [Load(), Load()]
+
+
+async def test_long_prompts_are_shared_though_there_are_places(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight prompts of half a second each at one worker, another one has nothing to do."""
+    monkeypatch.setattr("worker.intake.READ_AHEAD_S", 0.5)
+    prompts = [[2 + index, *range(5, 63)] * 5 for index in range(8)]
+    async with two_workers(broker, broker, Path("simulated:600,1"), tmp_path, most=8, dtype="auto") as (full, free):
+        for index, prompt in enumerate(prompts):
+            await full.submit(f"r{index}", prompt, 5, prefill=len(prompt))
+        found = [by_choice(await full.ended(f"r{index}")) for index in range(8)]
+        workers = [(await full.log(f"r{index}"))[0].route.worker for index in range(8)]
+        assert workers[0] == "full"
+        assert workers.count("free") == free.metrics.get_sample_value("octavo_stolen_total")
+        assert workers.count("free") >= 2
+        for index, prompt in enumerate(prompts[:4]):
+            other = free if workers[index] == "full" else full
+            await other.submit(f"again{index}", prompt, 5)
+            assert by_choice(await other.ended(f"again{index}")) == found[index]
 
 
 async def test_charges_are_those_of_the_jobs_while_they_move(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
