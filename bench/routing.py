@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.machine import describe_machine
 from bench.replay_records import records_from_redis
-from bench.routing_client import capacity, send
+from bench.routing_client import rate_of, saturate, send
 from bench.routing_figures import THEIRS, Window, summarise, told_aims, told_lag, versus
 from bench.routing_fleet import SETTLE_S, PolicyFleet
 from ops.client import plain
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
     from bench.routing_load import GroupedLoad, Scenario
     from octavo.v1 import fleet_pb2
+    from ops.client import Client
     from ops.config import FleetConfig
 
 CALIBRATION_S: Final = 20.0
 PLACES_PER_WORKER: Final = 4
 """Requests under way at each worker while a fleet's rate is measured."""
+FILL_PER_WORKER: Final = 2
+"""The same while caches are filled: enough for all to work, and queues too short to move prefixes."""
 START_S: Final = 45.0
 """About, for the estimate of a whole sweep."""
 
@@ -36,8 +39,10 @@ class RoutingConfig:
     load: GroupedLoad
     scenarios: tuple[Scenario, ...]
     policies: tuple[str, ...] = POLICIES
-    warm_s: float = 8.0
-    """Of each run, before anything counts."""
+    fill_s: float = 10.0
+    """Before each run, of as many requests as the fleet answers: caches are then as the policy leaves them."""
+    warm_s: float = 4.0
+    """Of each run, before anything counts: queues are then as the load leaves them."""
     seconds: float = 30.0
     """Of each run, that count."""
     drain_s: float = 5.0
@@ -55,12 +60,12 @@ class RoutingConfig:
     def least_s(self) -> float:
         """Of the whole sweep, when all answers come at once."""
         calibration = 0.0 if self.capacity else CALIBRATION_S
-        return START_S + calibration + self.runs * (self.warm_s + self.seconds)
+        return START_S + calibration + self.runs * (self.fill_s + self.warm_s + self.seconds)
 
     @property
     def most_s(self) -> float:
         """Of the whole sweep, when every run ends with a full queue."""
-        return self.least_s + self.runs * (self.drain_s + SETTLE_S)
+        return self.least_s + self.runs * (self.drain_s + 2 * SETTLE_S)
 
     def order(self, turn: int) -> tuple[str, ...]:
         """Policies of a scenario: another one goes first each time."""
@@ -107,7 +112,7 @@ async def run_routing(
     """
     results.facts["machine"] = describe_machine()
     note(
-        f"{config.runs} runs of {config.warm_s + config.seconds:g} s, {config.least_s / 60:.1f} to "
+        f"{config.runs} runs of {config.fill_s + config.warm_s + config.seconds:g} s, {config.least_s / 60:.1f} to "
         f"{config.most_s / 60:.1f} min in all; Ctrl-C ends it with the figures so far"
     )
     async with AsyncExitStack() as stack:
@@ -167,6 +172,7 @@ class Sweep:
             "tail_tokens": str(config.load.tail_tokens),
             "output_tokens": str(config.load.output_tokens),
             "seed": config.load.seed,
+            "fill_s": config.fill_s,
             "warm_s": config.warm_s,
             "seconds": config.seconds,
             "drain_s": config.drain_s,
@@ -175,9 +181,8 @@ class Sweep:
         }
         if config.capacity is None:
             self._note(f"measuring what the fleet answers without hits, for {CALIBRATION_S:g} s")
-            asks, places = config.load.strangers(self._vocab_size), PLACES_PER_WORKER * len(workers)
-            self._capacity = await capacity(client, asks, salt=self._salt, places=places, seconds=CALIBRATION_S)
-            await self._fleet.settle()
+            ends = await self._saturate(client, 0, self._salt, PLACES_PER_WORKER * len(workers), CALIBRATION_S)
+            self._capacity = rate_of(ends, CALIBRATION_S)
         else:
             self._capacity = config.capacity
         if not self._capacity:
@@ -195,6 +200,9 @@ class Sweep:
         self._note(f"{place}: {len(asks)} requests in {whole:g} s")
         salt = f"{self._salt}/{len(runs)}"
         client = self._fleet.clients[policy]
+        if config.fill_s:
+            places = FILL_PER_WORKER * self._results.facts["fleet"]["workers"]
+            await self._saturate(client, scenario.groups, salt, places, config.fill_s)
         sent = await send(client, asks, salt=salt, seconds=whole, drain_s=config.drain_s)
         await self._fleet.settle()
         figures = summarise(sent.samples, Window(config.warm_s, whole))
@@ -213,6 +221,15 @@ class Sweep:
             }
         )
         self._note(told_run(runs[-1]))
+
+    async def _saturate(self, client: Client, groups: int, salt: str, places: int, seconds: float) -> list[float]:
+        """When answers ended; the fleet has nothing left to do."""
+        asks = self._config.load.endless(groups, self._vocab_size)
+        done = await saturate(client, asks, salt=salt, places=places, seconds=seconds)
+        for error, count in done.errors.items():
+            self._note(f"  {count} of the requests beforehand failed: {error}")
+        await self._fleet.settle()
+        return done.ends
 
 
 def told_run(run: dict[str, Any]) -> str:

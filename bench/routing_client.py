@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from bench.routing_load import Ask
     from octavo.v1 import inference_pb2
     from ops.client import Client
+
+
+_PAUSE_S = 0.2
+_MARGIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +117,46 @@ async def send(client: Client, asks: Sequence[Ask], *, salt: str, seconds: float
     return Sent([call.sample(began) for call in calls], wall_s, cpu_s)
 
 
-async def capacity(client: Client, asks: Iterator[Ask], *, salt: str, places: int, seconds: float) -> float:
-    """Answers per second with `places` requests always under way, over the later half of `seconds`. What a fleet
-    answers at most, when `asks` have no beginning in common.
+@dataclass(frozen=True, slots=True)
+class Saturated:
+    """What a fleet did while it had enough to do."""
 
-    Raises:
-        grpc.aio.AioRpcError: a request failed.
-    """
+    ends: list[float]
+    """When answers ended, in seconds since the beginning."""
+    errors: Counter[str]
+    """Calls that failed, by message."""
+
+
+async def saturate(client: Client, asks: Iterator[Ask], *, salt: str, places: int, seconds: float) -> Saturated:
+    """A closed loop: `places` requests are always under way, for `seconds`; then what is under way is given up."""
     began = time.monotonic()
     ends: list[float] = []
+    errors: Counter[str] = Counter()
 
     async def user() -> None:
         for ask in asks:
-            await client.generate(ask.request(salt), timeout=None)
-            ends.append(time.monotonic() - began)
+            try:
+                await client.generate(ask.request(salt), timeout=seconds + _MARGIN_S)
+            except grpc.aio.AioRpcError as error:
+                errors[describe(error)] += 1
+                # Who is refused at once would do nothing but ask.
+                await asyncio.sleep(_PAUSE_S)
+            except BrokenStream as error:
+                errors[f"broken stream: {error}"] += 1
+            else:
+                ends.append(time.monotonic() - began)
 
     users = [asyncio.create_task(user()) for _ in range(places)]
     try:
-        done, _ = await asyncio.wait(users, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for each in done:
-            each.result()
+        await asyncio.wait(users, timeout=seconds)
     finally:
         await cancel_all(users)
-    later = [each for each in ends if seconds / 2 <= each < seconds]
-    return len(later) / (seconds / 2)
+    return Saturated(ends, errors)
+
+
+def rate_of(ends: Sequence[float], seconds: float) -> float:
+    """Ends per second in the later half of `seconds`: at first a fleet works on everything, and ends nothing."""
+    return sum(seconds / 2 <= each < seconds for each in ends) / (seconds / 2)
 
 
 async def _until(moment: float) -> None:

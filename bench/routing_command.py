@@ -34,7 +34,8 @@ REAL: Final[dict[str, Any]] = {
     "hot": False,
     "hit_free": False,
     "prefix_tokens": 512,
-    "warm": 8.0,
+    "fill": 10.0,
+    "warm": 4.0,
     "seconds": 30.0,
     "drain": 5.0,
 }
@@ -48,8 +49,9 @@ SIMULATED: Final[dict[str, Any]] = {
     "hot": True,
     "hit_free": True,
     "prefix_tokens": 1024,
+    "fill": 5.0,
     "warm": 5.0,
-    "seconds": 18.0,
+    "seconds": 14.0,
     "drain": 3.0,
 }
 """What isn't given is taken from here, with the real model and with --simulated."""
@@ -66,8 +68,9 @@ SIMULATED: Final[dict[str, Any]] = {
 )
 @click.option("--hot/--no-hot", default=None, help="One prefix for all, too. Default: if simulated.")
 @click.option("--hit-free/--no-hit-free", default=None, help="No common prefixes, too. Default: if simulated.")
-@click.option("--seconds", type=click.FloatRange(min=1), help="Of each run, that count. Default: 30; simulated 18.")
-@click.option("--warm", type=click.FloatRange(min=0), help="Of each run, before that. Default: 8; simulated 5.")
+@click.option("--seconds", type=click.FloatRange(min=1), help="Of each run, that count. Default: 30; simulated 14.")
+@click.option("--warm", type=click.FloatRange(min=0), help="Of each run, before that. Default: 4; simulated 5.")
+@click.option("--fill", type=click.FloatRange(min=0), help="Before that, to fill caches. Default: 10; simulated 5.")
 @click.option("--drain", type=click.FloatRange(min=0), help="Then, for what has begun. Default: 5; simulated 3.")
 @click.option(
     "--capacity", type=click.FloatRange(min=0, min_open=True), help="Load 1, in requests/s. Default: measured."
@@ -139,6 +142,7 @@ def configured(context: click.Context, values: dict[str, Any]) -> tuple[FleetCon
         load=load,
         scenarios=tuple(loads),
         policies=values["policies"],
+        fill_s=values["fill"],
         warm_s=values["warm"],
         seconds=values["seconds"],
         drain_s=values["drain"],

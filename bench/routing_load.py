@@ -73,20 +73,20 @@ class GroupedLoad:
         """Arrivals of a Poisson process of `rate` per second, each of a group drawn evenly."""
         numbers = random.Random(f"{self.seed}/{scenario.name}/{scenario.load:g}")
         prefixes = [self._prefix(group, vocab_size) for group in range(scenario.groups)]
-        asks = []
-        for due_s in arrivals(rate, seconds, self.seed):
-            group = numbers.randrange(scenario.groups) if scenario.groups else -1
-            prefix = prefixes[group] if scenario.groups else _tokens(numbers, self.prefix_tokens, vocab_size)
-            tail = _tokens(numbers, self.tail_tokens.draw(numbers), vocab_size)
-            asks.append(Ask(due_s, group, (*prefix, *tail), self.output_tokens.draw(numbers)))
-        return asks
+        return [self._ask(due_s, prefixes, numbers, vocab_size) for due_s in arrivals(rate, seconds, self.seed)]
 
-    def strangers(self, vocab_size: int) -> Iterator[Ask]:
-        """Requests without end that have nothing in common, all due at once."""
-        numbers = random.Random(f"{self.seed}/strangers")
+    def endless(self, groups: int, vocab_size: int) -> Iterator[Ask]:
+        """Requests without end, of groups drawn evenly, or of none; all due at once, with tails that no run has."""
+        numbers = random.Random(f"{self.seed}/endless")
+        prefixes = [self._prefix(group, vocab_size) for group in range(groups)]
         while True:
-            length = self.prefix_tokens + self.tail_tokens.draw(numbers)
-            yield Ask(0.0, -1, _tokens(numbers, length, vocab_size), self.output_tokens.draw(numbers))
+            yield self._ask(0.0, prefixes, numbers, vocab_size)
+
+    def _ask(self, due_s: float, prefixes: Sequence[tuple[int, ...]], numbers: random.Random, vocab_size: int) -> Ask:
+        group = numbers.randrange(len(prefixes)) if prefixes else -1
+        prefix = prefixes[group] if prefixes else _tokens(numbers, self.prefix_tokens, vocab_size)
+        tail = _tokens(numbers, self.tail_tokens.draw(numbers), vocab_size)
+        return Ask(due_s, group, (*prefix, *tail), self.output_tokens.draw(numbers))
 
     def _prefix(self, group: int, vocab_size: int) -> tuple[int, ...]:
         return _tokens(random.Random(f"{self.seed}/prefix/{group}"), self.prefix_tokens, vocab_size)

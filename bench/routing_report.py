@@ -62,9 +62,10 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"Prompts are a prefix of {config['prefix_tokens']} tokens, drawn evenly from those of the scenario, and a "
         f"tail of {config['tail_tokens']}; answers have {config['output_tokens']}. *Ratio*: tokens of all prefixes "
         "over those of one pool. *Load*: arrivals (Poisson, the same for all policies) over what the fleet answers "
-        f"without hits, {results['capacity_per_s']:.2f} requests/s ({how}). Each run has a salt of its own, "
-        f"{config['warm_s']:g} s that do not count, {config['seconds']:g} s that do, and up to {config['drain_s']:g} s "
-        "for what has begun.",
+        f"without hits, {results['capacity_per_s']:.2f} requests/s ({how}). Each run has a salt of its own; "
+        f"{config['fill_s']:g} s of as many requests as the fleet answers, which fill caches; {config['warm_s']:g} s "
+        f"of its load that do not count and {config['seconds']:g} s that do; and up to {config['drain_s']:g} s for "
+        "what has begun.",
         "",
         "TTFT is from the moment at which the client sent a request; one that was given up at the end counts with the "
         "time it had waited. Tokens/s are of prompts whose first token came, and of answers, while the run counted. "

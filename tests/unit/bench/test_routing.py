@@ -35,6 +35,7 @@ CONFIG = RoutingConfig(
     load=LOAD,
     scenarios=tuple(scenarios((1.0, 2.0), (1.0,), pool_tokens=64, prefix_tokens=32, hot=False, hit_free=True)),
     policies=("prefix", "least-loaded"),
+    fill_s=0.0,
     warm_s=0.05,
     seconds=0.2,
     drain_s=5.0,
@@ -111,6 +112,17 @@ async def test_policies_get_the_same_requests_under_salts_of_their_own(service: 
     assert "run 2 of 6: ratio 1, load 1, least-loaded" in notes[-2]
 
 
+async def test_caches_are_filled_under_the_salt_of_the_run(service: tuple[Service, Fleet]) -> None:
+    servicer, fleet = service
+    made, results, _ = sweep(replace(CONFIG, fill_s=1.0), fleet)
+    await made.prepare(FleetConfig(workers=1))
+    await made.run(CONFIG.scenarios[0], "prefix")
+    [prompts] = servicer.salts.values()
+    assert len(prompts) > results.runs[0]["requests"]
+    assert len({prompt[:32] for prompt in prompts}) == CONFIG.scenarios[0].groups
+    assert fleet.settled == 2
+
+
 async def test_load_is_a_multiple_of_what_the_fleet_answers(
     service: tuple[Service, Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +136,8 @@ async def test_load_is_a_multiple_of_what_the_fleet_answers(
     # Nobody's prompt began like another's.
     prompts = [prompt for asked in servicer.salts.values() for prompt in asked]
     assert len({prompt[:16] for prompt in prompts}) == len(prompts)
-    half = replace(CONFIG.scenarios[0], load=1e-6)
-    await made.run(half, "prefix")
+    few = replace(CONFIG.scenarios[0], load=1e-6)
+    await made.run(few, "prefix")
     assert results.runs[0]["requests_per_s"] == pytest.approx(1e-6 * answered)
 
 
@@ -138,7 +150,7 @@ def test_each_policy_goes_first_in_turn() -> None:
 def test_a_sweep_tells_how_long_it_takes() -> None:
     assert CONFIG.runs == 6
     assert CONFIG.least_s == pytest.approx(routing.START_S + 6 * 0.25)
-    assert CONFIG.most_s == pytest.approx(CONFIG.least_s + 6 * (5.0 + routing.SETTLE_S))
+    assert CONFIG.most_s == pytest.approx(CONFIG.least_s + 6 * (5.0 + 2 * routing.SETTLE_S))
     assert replace(CONFIG, capacity=None).least_s == pytest.approx(CONFIG.least_s + routing.CALIBRATION_S)
 
 

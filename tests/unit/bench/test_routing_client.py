@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from bench.routing_client import capacity, send
+from bench.routing_client import rate_of, saturate, send
 from bench.routing_figures import ANSWERED, FAILED, REFUSED, UNANSWERED
 from bench.routing_load import Ask
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -135,10 +135,25 @@ async def test_an_interrupted_run_leaves_no_call_behind(pair: tuple[Server, Clie
         await run
 
 
-async def test_a_fleets_rate_is_that_of_places_that_are_always_taken(pair: tuple[Server, Client]) -> None:
+async def test_places_are_always_taken_until_time_is_over(pair: tuple[Server, Client]) -> None:
     server, client = pair
-    stuck = await capacity(client, (ask(0.0, HANG) for _ in count()), salt="", places=3, seconds=1.0)
-    assert (stuck, server.most) == (0.0, 3)
-    assert await capacity(client, (ask(0.0) for _ in count()), salt="", places=3, seconds=1.0) > 0
-    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
-        await capacity(client, (ask(0.0, BREAK) for _ in count()), salt="", places=3, seconds=1000.0)
+    stuck = await saturate(client, (ask(0.0, HANG) for _ in count()), salt="s", places=3, seconds=1.0)
+    assert (stuck.ends, stuck.errors, server.most, server.salts) == ([], {}, 3, {"s"})
+    await asyncio.wait_for(server.cancelled.wait(), 10)
+    done = await saturate(client, (ask(0.0) for _ in count()), salt="", places=3, seconds=1.0)
+    assert done.ends == sorted(done.ends)
+    assert len(done.ends) > 0
+    assert done.ends[-1] < 5
+
+
+async def test_failures_of_a_closed_loop_are_counted(pair: tuple[Server, Client]) -> None:
+    _, client = pair
+    few = (ask(0.0, kind) for kind in (BREAK, 9, BREAK, REFUSE))
+    done = await saturate(client, few, salt="", places=2, seconds=1000.0)
+    assert done.errors == {"UNAVAILABLE: gone": 2, "RESOURCE_EXHAUSTED: full": 1}
+    assert len(done.ends) == 1
+
+
+def test_a_rate_is_that_of_the_later_half() -> None:
+    assert rate_of([0.1, 0.2, 4.9, 5.0, 6.0, 9.9, 10.0], seconds=10.0) == 0.6
+    assert rate_of([], seconds=10.0) == 0.0

@@ -54,9 +54,17 @@ def test_hit_free_prompts_have_nothing_in_common() -> None:
     asks = LOAD.asks(Scenario(HIT_FREE, groups=0, ratio=0.0, load=1.0), 50, 4, VOCABULARY)
     assert {ask.group for ask in asks} == {-1}
     assert len({ask.prompt[:16] for ask in asks}) == len(asks)
-    strangers = [*islice(LOAD.strangers(VOCABULARY), 50)]
+    strangers = [*islice(LOAD.endless(0, VOCABULARY), 50)]
     assert len({ask.prompt[:16] for ask in (*asks, *strangers)}) == len(asks) + 50
     assert all(43 <= len(ask.prompt) <= 49 and ask.due_s == 0 for ask in strangers)
+
+
+def test_caches_are_filled_with_the_groups_of_a_run_and_with_none_of_its_prompts() -> None:
+    asks = LOAD.asks(THREE, 50, 4, VOCABULARY)
+    before = [*islice(LOAD.endless(3, VOCABULARY), 100)]
+    assert {ask.prompt[:40] for ask in before} == {ask.prompt[:40] for ask in asks}
+    assert not {ask.prompt for ask in before} & {ask.prompt for ask in asks}
+    assert before == [*islice(LOAD.endless(3, VOCABULARY), 100)]
 
 
 def test_arrivals_are_poisson() -> None:
