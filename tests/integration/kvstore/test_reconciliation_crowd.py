@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from octavo.v1 import inference_pb2
@@ -55,14 +56,13 @@ async def test_loads_add_up_while_many_change_them(stage: Stage) -> None:
                 await stage.jobs.cancel(dice.choice(mine))
 
     async def work(worker: WorkerInfo) -> None:
-        reader = broker.blocking()
-        while not done.is_set():
-            entries = await stage.jobs.next_entries(reader, worker.id, worker.incarnation, 3, 20)
-            for claim in await stage.jobs.claim(worker.id, worker.incarnation, entries):
-                for index in range(3):
-                    finish = STOP if index == 2 else inference_pb2.FINISH_REASON_UNSPECIFIED
-                    await stage.commit(worker, chunk(claim.job.request_id, index, [1], finish=finish))
-        await reader.aclose()
+        async with aclosing(broker.blocking()) as reader:
+            while not done.is_set():
+                entries = await stage.jobs.next_entries(reader, worker.id, worker.incarnation, 3, 20)
+                for claim in await stage.jobs.claim(worker.id, worker.incarnation, entries):
+                    for index in range(3):
+                        finish = STOP if index == 2 else inference_pb2.FINISH_REASON_UNSPECIFIED
+                        await stage.commit(worker, chunk(claim.job.request_id, index, [1], finish=finish))
 
     async def rob(thief: WorkerInfo, victim: WorkerInfo) -> None:
         nonlocal stolen
