@@ -15,7 +15,7 @@ from tests.chaos.codes import check_codes
 from tests.chaos.evidence import Answer, Choice, Rules, Run
 from tests.chaos.history import BAD
 from tests.chaos.remains import check_log, check_log_tokens, check_remains
-from tests.chaos.streams import accepted, check_answer, check_ends, check_streams, seen_of
+from tests.chaos.streams import accepted, check_answer, check_ends, check_streams, seen_of, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,6 +89,8 @@ class Figures:
     resumed: int = 0
     """More than one attempt."""
     tokens: int = 0
+    expired: int = 0
+    """Accepted, and not finished when their own deadlines came."""
     lost: int = 0
     """Accepted, without an end or failed."""
     repeated: int = 0
@@ -121,6 +123,7 @@ def figures(run: Run, findings: Sequence[Finding]) -> Figures:
         refused=len(good) - len(taken),
         reattached=sum(len(request.streams) > 1 for request in good),
         resumed=sum(max(attempts, default=0) > 1 for attempts in used.values()),
+        expired=sum(timed_out(request) and not all(one.whole for one in seen[request.id]) for request in taken),
         tokens=sum(len(one.tokens) for each in seen.values() for one in each),
         **{name: len(where) for name, where in by_kind.items()},
     )

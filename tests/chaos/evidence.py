@@ -114,6 +114,8 @@ class Rules:
 
     lossless: bool = True
     """An accepted request may fail only by its own deadline. False: also with UNAVAILABLE, as without resuming."""
+    ample_deadlines: bool = False
+    """Deadlines are far longer than any fault: an accepted request that meets its own was as good as lost."""
     broker_loses: bool = False
     """A fault made the broker lose what it had answered for: only of requests that ended well all is in their logs."""
     late_s: float = LATE_S

@@ -132,14 +132,7 @@ def output_after_a_cancel(run: Run, numbers: random.Random) -> Run | None:
 
 def error_of_the_wrong_class(run: Run, numbers: random.Random) -> Run | None:
     """A good request is told that it is bad, or that something broke."""
-    candidates = [*of_role(run, LOAD), *of_role(run, PROBE)]
-    if not candidates:
-        return None
-    request = copied(numbers.choice(candidates))
-    status = numbers.choice(("INTERNAL", "UNKNOWN", "INVALID_ARGUMENT", "ALREADY_EXISTS"))
-    first = request.calls[0].began
-    request.calls.insert(0, Call(first, ended=Ended(request.id, first.call, first.at, status)))
-    return put(run, request)
+    return _refused_first(run, numbers, numbers.choice(("INTERNAL", "UNKNOWN", "INVALID_ARGUMENT", "ALREADY_EXISTS")))
 
 
 def bad_input_breaks_something(run: Run, numbers: random.Random) -> Run | None:
@@ -156,15 +149,7 @@ def bad_input_breaks_something(run: Run, numbers: random.Random) -> Run | None:
 
 def overload_without_retry_info(run: Run, numbers: random.Random) -> Run | None:
     """A client is turned away and not told for how long."""
-
-    def places(request: Request) -> Iterator[tuple[Call, int]]:
-        return ((call, 0) for call in request.streams if call.status == "RESOURCE_EXHAUSTED")
-
-    def change(call: Call, _: int) -> None:
-        assert call.ended is not None
-        call.ended = replace(call.ended, retry_after_ms=None)
-
-    return at(run, numbers, places, change)
+    return _refused_first(run, numbers, "RESOURCE_EXHAUSTED")
 
 
 def no_service_afterwards(run: Run, numbers: random.Random) -> Run | None:
@@ -195,3 +180,14 @@ CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...
     ("I7", overload_without_retry_info),
     ("I7", no_service_afterwards),
 )
+
+
+def _refused_first(run: Run, numbers: random.Random, status: str) -> Run | None:
+    """With one more call before the others, which ended at once."""
+    candidates = [*of_role(run, LOAD), *of_role(run, PROBE)]
+    if not candidates:
+        return None
+    request = copied(numbers.choice(candidates))
+    first = request.calls[0].began
+    request.calls.insert(0, Call(first, ended=Ended(request.id, first.call, first.at, status)))
+    return put(run, request)

@@ -128,11 +128,15 @@ def check_ends(request: Request, run: Run, rules: Rules) -> Iterator[Finding]:
     for choice, one in enumerate(seen):
         if len(one.finishes) > 1:
             yield Finding("I1", "two ends", request.id, f"choice {choice}: {' and '.join(one.finishes)}")
-    if request.invoked.role in (BAD, PROBE) or not accepted(request, run) or timed_out(request):
+    if request.invoked.role in (BAD, PROBE) or not accepted(request, run):
         return
     cancelled = request.cancelled_at is not None
     missing = [choice for choice, one in enumerate(seen) if not one.finishes]
     said = " ".join(call.status or "open" for call in request.streams)
+    if timed_out(request):
+        if rules.ample_deadlines and not cancelled and not all(one.whole for one in seen):
+            yield Finding("I1", "expired", request.id, f"met its deadline after calls: {said}")
+        return
     # A client that cancels may leave without waiting for the end.
     ok_before = any(call.status == "OK" for call in request.streams)  # told by check_streams
     if missing and not cancelled and not ok_before:

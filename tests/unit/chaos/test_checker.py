@@ -161,6 +161,12 @@ class TestEnds:
         open_call.ended = None
         assert found(open_call) == ["I1 hang"]
 
+    def test_expired_though_there_was_time(self) -> None:
+        expired = call(0, (0, (7,), "a", ""), status="DEADLINE_EXCEEDED", at=10.8)
+        assert found(expired, rules=Rules(ample_deadlines=True)) == ["I1 expired"]
+        assert found(call(0, status="DEADLINE_EXCEEDED", at=10.9), rules=Rules(ample_deadlines=True)) == []
+        assert found(call(0, *WHOLE, at=10.7), rules=Rules(ample_deadlines=True)) == []
+
     def test_late(self) -> None:
         late = call(0, (0, (7,), "a", ""), status="DEADLINE_EXCEEDED", at=13.0)
         assert found(late) == ["I1 late"]
@@ -223,6 +229,14 @@ class TestLogs:
     def test_a_client_knows_what_the_log_does_not(self) -> None:
         broker = Snapshot(jobs={"r": JobFacts("ended", 1, 1)}, logs={"r": (LogEntry(1, 0, 0, (7, 8)),)})
         assert found(call(0, *WHOLE), broker=broker) == ["I2 not in the log"]
+
+    def test_what_the_broker_lost_is_only_required_of_those_that_ended_well(self) -> None:
+        broker = Snapshot(jobs={"r": JobFacts("ended", 1, 1)}, logs={"r": (LogEntry(1, 0, 0, (7,)),)})
+        failed = call(0, (0, (7, 8), "ab", ""), (0, (), "", "ERROR"), status="UNAVAILABLE")
+        assert found(failed, broker=broker, rules=LOSSY) == ["I2 not in the log"]
+        lossy = replace(LOSSY, broker_loses=True)
+        assert found(failed, broker=broker, rules=lossy) == []
+        assert found(call(0, *WHOLE), broker=broker, rules=lossy) == ["I2 not in the log"]
 
     def test_the_log_differs_where_the_client_saw_nothing(self) -> None:
         broker = Snapshot(logs={"r": (LogEntry(1, 0, 0, (7, 5)),)})
