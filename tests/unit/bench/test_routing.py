@@ -229,12 +229,14 @@ def test_the_figures_so_far_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(routing_command, "run_routing", some)
     monkeypatch.setattr(routing_command, "unless_interrupted", ended)
-    ran = CliRunner().invoke(main, ["bench", "routing", "--out", str(tmp_path), "--json", "--seconds", "2"])
+    ran = CliRunner().invoke(
+        main, ["bench", "routing", "--out", str(tmp_path), "--json", "--seconds", "2", "--plot", "svg"]
+    )
     assert ran.exit_code == (INTERRUPTED if interrupted else 0)
     written = json.loads((tmp_path / "routing.json").read_text())
     assert json.loads(ran.stdout) == written
     assert (written["complete"], len(written["runs"])) == (not interrupted, len(RUNS))
     assert written["command"] == "octavo bench routing --seconds 2"
     assert ("Interrupted" in (tmp_path / "routing.md").read_text()) is interrupted
-    assert (tmp_path / "routing.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "routing.svg").read_text().startswith("<?xml")
     assert (tmp_path / "routes.jsonl").read_text() == '{"policy": "prefix"}\n'

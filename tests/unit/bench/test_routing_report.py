@@ -141,9 +141,11 @@ def test_what_has_more_values_goes_along_the_charts() -> None:
     assert axes_of([run("prefix", ratio, 3.0, GOOD) for ratio in (0.5, 1.0)]) == ("ratio", "load")
 
 
-@pytest.mark.parametrize("runs", [RUNS, RUNS[:1], RUNS[4:]])
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_draw(tmp_path: Path, suffix: str, magic: bytes, runs: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("runs", "suffix", "magic"),
+    [(RUNS, "png", b"\x89PNG"), (RUNS[:1], "svg", b"<?xml"), (RUNS[4:], "png", b"\x89PNG")],
+)
+def test_draw(tmp_path: Path, runs: list[dict[str, Any]], suffix: str, magic: bytes) -> None:
     path = tmp_path / f"routing.{suffix}"
     draw_routing(results(runs=runs), "a title", path)
     assert path.read_bytes().startswith(magic)
