@@ -26,6 +26,7 @@ from tests.chaos.mutations import good_part, prove, table
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.schedule import LOSING, Kind, Plan, draw
 from tests.chaos.server import Server
+from tests.chaos.silences import silences
 from tests.chaos.snapshot import is_quiet, pools, scrape, snapshot
 from tests.chaos.traffic import bad_payloads, payloads
 from tests.support.waiting import until
@@ -75,6 +76,8 @@ class Report:
     schedule: Schedule
     struck: list[Struck]
     figures: Figures
+    silences: dict[str, float]
+    """Of the requests that were finished: see ``silences``."""
     findings: list[Finding]
     proofs: list[Proof]
 
@@ -92,6 +95,7 @@ class Report:
             "faults": dict(Counter(each.fault.kind.value for each in self.struck if each.done)),
             "skipped": sum(not each.done for each in self.struck),
             "figures": self.figures.as_dict(),
+            "longest_silence_s": self.silences,
             "findings": [str(each) for each in self.findings],
             "mutations": {proof.mutation: [proof.tried, proof.caught] for proof in self.proofs},
             "passed": self.passed,
@@ -101,7 +105,16 @@ class Report:
         numbers = ", ".join(f"{name} {count}" for name, count in self.figures.as_dict().items())
         faults = "\n".join(f"  {each}" for each in self.struck)
         head = f"seed {self.schedule.seed}: {sum(each.done for each in self.struck)} faults injected"
-        return f"{head}\n{faults}\n{numbers}\n{told(self.findings)}\n{table(self.proofs)}"
+        waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.silences.items())
+        lines = (
+            head,
+            faults,
+            numbers,
+            f"longest silence in an answer: {waits}",
+            told(self.findings),
+            table(self.proofs),
+        )
+        return "\n".join(lines)
 
 
 class Watch:
@@ -150,7 +163,8 @@ async def run_chaos(
     rules = replace(config.rules, broker_loses=loses)
     findings = check(run, rules)
     proofs = prove(good_part(run, rules, seed=config.seed), rules, seed=config.seed, times=config.mutations)
-    return Report(schedule, struck, figures(run, findings), findings, proofs)
+    counted, waits = figures(run, findings), silences(run.requests.values())
+    return Report(schedule, struck, counted, waits, findings, proofs)
 
 
 async def _on_fleet(
