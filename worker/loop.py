@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvstore.errors import KvError
-from kvstore.jobs import Claim, Commit, Jobs
+from kvstore.jobs import Commit, Jobs
 from kvstore.prefix_index import PrefixIndex
 from octavo.v1 import inference_pb2, job_pb2
+from worker.arrivals import Arrivals
 from worker.committer import Committer
 from worker.errors import StuckError
 from worker.heartbeat import Heartbeat
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from worker.config import WorkerConfig
     from worker.engine import Engine
     from worker.metrics import WorkerMetrics
+    from worker.pages import Pages
     from worker.step import EngineStats, StepOutput
     from worker.stepper import Stepped
 
@@ -60,8 +62,11 @@ class WorkerLoop:
         info: WorkerInfo,
         card: ModelCard,
         metrics: WorkerMetrics,
+        pages: Pages | None = None,
     ) -> None:
+        """``pages``: where blocks go that leave the pool, if anywhere; the engine must have paging then."""
         self._config = config
+        self._pages = pages
         self._metrics = metrics
         metrics.watch_broker(broker.spent)
         self._jobs = Jobs(broker)
@@ -88,7 +93,11 @@ class WorkerLoop:
         )
         self._draining = asyncio.Event()
         self._drained_by: float | None = None
-        self._stepper = Stepper(engine, self._note)
+        self._stepper = Stepper(engine, self._note, pages.leave if pages else lambda: 0)
+        if pages is not None:
+            blocks = info.kv_tokens // info.block_size
+            pages.attach(engine, blocks, self._stepper.adopt, lambda: self._rates.now.prefill_tok_s)
+        self._arrivals = Arrivals(self._journal, self._stepper, pages)
         self._stepped: list[Stepped] = []
         """What the engine's thread has told and nobody has taken yet."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -122,21 +131,28 @@ class WorkerLoop:
         }
         if self._config.steal:
             parts |= self._stealing.parts()
+        if self._pages is not None:
+            parts |= self._pages.parts(busy=lambda: bool(self._journal.running))
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        drained = False
         try:
             # Only the first ends by itself, when the worker is drained; of the others an end is a failure.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            drained = True
         finally:
             self._stepper.close()
+            tasks += self._arrivals.preparing
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._thread.shutdown(wait=False)
             await self._intake.close()
             await self._stealing.close()
             await self._heartbeat.leave()
+            if self._pages is not None and drained:
+                await self._pages.save(self._thread)
+            self._thread.shutdown(wait=False)
 
     async def _steps(self) -> None:
         """The engine's thread. Raises what the engine raises."""
@@ -153,7 +169,8 @@ class WorkerLoop:
                 break
             if not self._stepped:
                 await self._wait_for_news()
-        await self._committer.flushed()
+        if self._committer.unsettled:  # what the index lacks goes with the lease
+            await self._committer.flushed()
 
     def _free(self) -> bool:
         """Whether a job could begin now: there is a place, and none waits for its first token."""
@@ -186,6 +203,8 @@ class WorkerLoop:
             self._metrics.events(stepped.events)
             self._stealing.look()
             if output is not None:
+                if self._pages is not None:
+                    self._pages.took(output)
                 self._tell_step(output, stepped.ended - stepped.began)
 
     def _tell_step(self, output: StepOutput, seconds: float) -> None:
@@ -243,7 +262,8 @@ class WorkerLoop:
                 self._stepper.abort(request_id)
                 self._metrics.ended("dropped")
         for claim in claims:
-            self._admit(claim, now)
+            self._stealing.arrived()
+            self._arrivals.take(claim, now)
         for request_id in self._journal.expired(now):
             error = "the deadline passed while the worker ran the job"
             failed += self._fail(request_id, job_pb2.FAILURE_DEADLINE, error)
@@ -251,15 +271,6 @@ class WorkerLoop:
             for request_id in list(self._journal.running):
                 failed += self._fail(request_id, job_pb2.FAILURE_UNAVAILABLE, f"worker {self._config.id} is leaving")
         await self._hand_over(failed)
-
-    def _admit(self, claim: Claim, now: float) -> None:
-        self._stealing.arrived()
-        if self._journal.holds(claim):
-            return
-        if self._journal.drop(claim.job.request_id) is not None:
-            # The same id, submitted or claimed anew: what runs here belongs to an attempt that is over.
-            self._stepper.abort(claim.job.request_id)
-        self._stepper.add(self._journal.open(claim, now, since=self._stepper.posted + 1))
 
     def _fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> list[job_pb2.Delivery]:
         self._stepper.abort(request_id)

@@ -37,6 +37,8 @@ FRESH_S: Final = 0.5
 """A call is not believed for longer: it would have been repeated."""
 MARGIN_S: Final = 0.1
 """A job is taken if it has its first token sooner by more than that, which moving it may cost."""
+REFUSED_S: Final = 0.05
+"""A pause after one that had nothing: where many call in vain, all that are free would ask them all, all the time."""
 ARRIVAL_S: Final = 2.0
 """A job that was taken has come by then."""
 FIRST_ANSWER: Final = 64.0
@@ -167,6 +169,7 @@ class Stealing:
                 await self._arrival()
             else:
                 self._calls.answered(call.worker)
+                await asyncio.sleep(REFUSED_S)
                 self._wake.set()  # there may be others
 
     async def _take(self, call: Call) -> bool:
