@@ -19,7 +19,7 @@ from tests.e2e.harness import Stream, Up, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 
 WORKERS = 8
 MODEL = "simulated:4000,10,0.2"
