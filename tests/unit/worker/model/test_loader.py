@@ -121,7 +121,9 @@ class TestFind:
     """What a specification may be."""
 
     def test_nothing_there(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelNotFound, match="no model 'nowhere': give a directory of safetensors, a GGUF file, smollm2"):
+        with pytest.raises(
+            ModelNotFound, match="no model 'nowhere': give a directory of safetensors, a GGUF file, smollm2"
+        ):
             resolve("nowhere", tmp_path)
 
     def test_another_kind_of_file(self, tmp_path: Path) -> None:
