@@ -152,7 +152,7 @@ async def run_chaos(
     """``folder`` gets ``history.jsonl`` and the broker's data. Raises ChildFailed and KvError when the fleet does not
     start, NoOracle when it does not even serve without faults, TimeoutError when it does not come back."""
     server = Server(folder / "broker")
-    await server.start()
+    await server.start(empty=True)  # an earlier run may have used the folder
     try:
         async with ChaosFleet(settings, server, sink, note) as fleet:
             schedule, struck, run = await _on_fleet(config, fleet, folder, note)

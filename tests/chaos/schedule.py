@@ -70,6 +70,8 @@ class Nature:
     longest_s: float = 0.0
     restarts: bool = False
     """The process has to start again, which takes ``Plan.start_s`` from the end of the duration on."""
+    settles_s: float = 0.0
+    """After the duration, until the next fault of its target."""
     instant: bool = False
     """It is over at once, and may meet another fault of its scope."""
 
@@ -83,10 +85,10 @@ NATURES: Final[Mapping[Kind, Nature]] = {
     Kind.GATEWAY_FREEZE: Nature(GATEWAY, 2.0, 10.0),
     Kind.GATEWAY_TERM: Nature(GATEWAY, restarts=True),
     Kind.GATEWAY_CUT: Nature(GATEWAY, 2.0, 10.0),
-    Kind.BROKER_KILL: Nature(BROKER, 0.5, 5.0),
-    Kind.BROKER_TORN: Nature(BROKER, 1.5, 5.0),
-    Kind.BROKER_LOSS: Nature(BROKER, 0.5, 3.0),
-    Kind.BROKER_FLUSH: Nature(BROKER),
+    Kind.BROKER_KILL: Nature(BROKER, 0.5, 5.0, settles_s=2.0),
+    Kind.BROKER_TORN: Nature(BROKER, 1.5, 5.0, settles_s=2.0),
+    Kind.BROKER_LOSS: Nature(BROKER, 0.5, 3.0, settles_s=2.0),
+    Kind.BROKER_FLUSH: Nature(BROKER, settles_s=1.0),
     Kind.BROKER_PAUSE: Nature(BROKER, 0.5, 4.0),
     Kind.BROKER_CUT: Nature(BROKER, 2.0, 10.0),
     Kind.BROKER_SLOW: Nature(BROKER, 3.0, 10.0),
@@ -186,7 +188,7 @@ class _Making:
         for kind in self._deck:
             nature = NATURES[kind]
             duration = self._numbers.uniform(nature.shortest_s, nature.longest_s)
-            until = now + duration + (self._plan.start_s if nature.restarts else 0.0)
+            until = now + duration + (self._plan.start_s if nature.restarts else nature.settles_s)
             targets = self._free(nature, now)
             if targets and until <= self._plan.seconds - self._plan.calm_s:
                 target = self._numbers.choice(targets)

@@ -26,7 +26,8 @@ PLANS = st.builds(
 
 def over(plan: Plan, fault: Fault) -> float:
     """When the target has recovered."""
-    return fault.at_s + fault.duration_s + (plan.start_s if NATURES[fault.kind].restarts else 0.0)
+    nature = NATURES[fault.kind]
+    return fault.at_s + fault.duration_s + (plan.start_s if nature.restarts else nature.settles_s)
 
 
 def lasting(schedule: Schedule) -> list[Fault]:
