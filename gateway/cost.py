@@ -30,9 +30,9 @@ and of idle ones the best would get every prompt that nobody knows, until its ca
 for."""
 
 STALL: Final = 0.25
-"""How much of a prompt's work counts once more for each answer that runs beside it, which takes that much longer. With
-much less, a load that nearly fills the fleet has prefixes computed that others hold, which fills it; with all of it,
-prompts that nobody knows go where few run rather than where little waits."""
+"""How much of a prompt's work counts once more for each answer that runs beside it, which takes that much longer, and
+for whoever comes next. With much less, a load that nearly fills the fleet has prefixes computed that others hold, which
+fills it; with all of it, prompts that nobody knows go where few run rather than where little waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def cost(work: Work, candidate: Candidate) -> Cost:
     lifetime_s = work.others * (rates.step_s + max(0, running - 1) * rates.sequence_s)
     prefill_s = computed / rates.prefill_tok_s
     own_s = work.answer * (rates.step_s + (running + work.choices - 1) * rates.sequence_s)
-    others_s = running * (work.choices * work.answer * rates.sequence_s + STALL * prefill_s)
+    others_s = running * work.choices * work.answer * rates.sequence_s + (running + 1) * STALL * prefill_s
     return Cost(
         wait_s=load.prefill / rates.prefill_tok_s + short * lifetime_s,
         prefill_s=prefill_s,

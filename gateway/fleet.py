@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import grpc
 
     from gateway.rpc import Context
-    from kvstore.jobs import JobRecord, Jobs
+    from kvstore.jobs import JobRecord, Jobs, QueueInfo
     from kvstore.registry import Registry, WorkerInfo
 
 NAME = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
@@ -47,16 +47,7 @@ class FleetService:
 
     async def get_queues(self, _request: fleet_pb2.GetQueuesRequest, _context: Context) -> fleet_pb2.GetQueuesResponse:
         """All workers' queues, those of dead workers whose jobs are not ended yet included."""
-        queues = [
-            fleet_pb2.Queue(
-                worker=info.worker,
-                undelivered=info.undelivered,
-                pending=info.pending,
-                oldest_age_ms=info.oldest_age_ms,
-                stream=info.stream,
-            )
-            for info in await self._jobs.queues()
-        ]
+        queues = [queue_message(info) for info in await self._jobs.queues()]
         return fleet_pb2.GetQueuesResponse(queues=queues)
 
     async def explain(self, request: fleet_pb2.ExplainRequest, _context: Context) -> fleet_pb2.ExplainResponse:
@@ -94,6 +85,17 @@ def worker_message(info: WorkerInfo) -> fleet_pb2.Worker:
         sequence_ms=info.sequence_ms,
         fetch_tokens_per_s=info.fetch_tok_s,
         index=info.index,
+    )
+
+
+def queue_message(info: QueueInfo) -> fleet_pb2.Queue:
+    """A stream, as operators get it."""
+    return fleet_pb2.Queue(
+        worker=info.worker,
+        undelivered=info.undelivered,
+        pending=info.pending,
+        oldest_age_ms=info.oldest_age_ms,
+        stream=info.stream,
     )
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "generate": Lazy("ops.generate", "command", "Send one request and stream its answer to the terminal."),
     "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
+    "explain": Lazy("ops.explain", "command", "Show why a job went where it went, and what it found there."),
     "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
     "tune": Lazy("bench.tune_command", "command", "Find the size of blocks for this machine."),

@@ -113,6 +113,12 @@ class Client:
         response = await self._fleet.ListWorkers(fleet_pb2.ListWorkersRequest(), timeout=ASK_TIMEOUT_S)
         return sorted(response.workers, key=lambda worker: str(worker.id))
 
+    async def explain(self, request_id: str) -> fleet_pb2.ExplainResponse:
+        """Why a job went where it went. Raises AioRpcError: NOT_FOUND when it is unknown."""
+        request = fleet_pb2.ExplainRequest(request_id=request_id)
+        found: fleet_pb2.ExplainResponse = await self._fleet.Explain(request, timeout=ASK_TIMEOUT_S)
+        return found
+
     async def queues(self) -> list[fleet_pb2.Queue]:
         """Every worker's queue, by worker."""
         response = await self._fleet.GetQueues(fleet_pb2.GetQueuesRequest(), timeout=ASK_TIMEOUT_S)

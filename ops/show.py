@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import grpc.aio
@@ -15,7 +15,6 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError
 from kvstore.jobs import Jobs
 from kvstore.registry import Registry
-from octavo.v1 import fleet_pb2
 from ops.answer import plain
 from ops.client import Client, describe
 from ops.config import DEFAULT_TARGET, option
@@ -26,12 +25,14 @@ if TYPE_CHECKING:
 
     from kvstore.client import Broker
 
+T = TypeVar("T")
+
 UNCUT = 10_000
 """Columns of a line in a file or pipe."""
 Row = dict[str, Any]
 WORKER_COLUMNS = (
     *("worker", "state", "model", "device", "running", "waiting"),
-    *("free", "cached", "used", "heartbeat", "metrics"),
+    *("free", "cached", "used", "tok/s", "index", "heartbeat", "metrics"),
 )
 
 
@@ -67,7 +68,8 @@ def queue(target: str, redis: str, namespace: str, as_json: bool) -> None:
 def workers(target: str, redis: str, namespace: str, as_json: bool) -> None:
     """Show the live workers and what they were doing at their last heartbeat.
 
-    free, cached, used: blocks of the worker's pool by state.
+    free, cached, used: blocks of the worker's pool by state. tok/s: prompt tokens that it computes in a second, by its
+    own measure. index: whether the prefix index shows what it has cached (exact), or is being repaired (degraded).
     """
     rows = fetch(workers_from_redis(redis, namespace) if redis else workers_from_gateway(target))
     if as_json:
@@ -77,7 +79,7 @@ def workers(target: str, redis: str, namespace: str, as_json: bool) -> None:
 
 
 def worker_cells(row: Row) -> tuple[Any, ...]:
-    """A worker's line; free, cached and used count blocks."""
+    """A worker's line; free, cached and used count blocks; tok/s are of prompts."""
     return (
         row["id"],
         row["state"],
@@ -88,6 +90,8 @@ def worker_cells(row: Row) -> tuple[Any, ...]:
         row["blocks_free"],
         row["blocks_cached"],
         row["blocks_used"],
+        f"{row['prefill_tokens_per_s']:.0f}",
+        row["index"] or "-",
         age(row["heartbeat_age_ms"]),
         row["metrics"],
     )
@@ -117,25 +121,27 @@ async def workers_from_gateway(target: str) -> list[Row]:
 
 async def queues_from_redis(url: str, namespace: str) -> list[Row]:
     """The same rows, without a gateway."""
-    return await from_redis(url, namespace, lambda broker: Jobs(broker).queues(), fleet_pb2.Queue)
+    from gateway.fleet import queue_message
+
+    queues = await from_redis(url, namespace, lambda broker: Jobs(broker).queues())
+    return [plain(queue_message(each)) for each in queues]
 
 
 async def workers_from_redis(url: str, namespace: str) -> list[Row]:
     """The same rows, without a gateway."""
-    return await from_redis(url, namespace, lambda broker: Registry(broker).workers(), fleet_pb2.Worker)
+    from gateway.fleet import worker_message
+
+    workers = await from_redis(url, namespace, lambda broker: Registry(broker).workers())
+    return [plain(worker_message(each)) for each in workers]
 
 
-async def from_redis(
-    url: str, namespace: str, query: Callable[[Broker], Awaitable[Sequence[Any]]], message: Any
-) -> list[Row]:
-    """What `query` finds (dataclasses), with the fields that the gateway's `message` has."""
+async def from_redis(url: str, namespace: str, query: Callable[[Broker], Awaitable[T]]) -> T:
+    """What `query` finds."""
     broker = await connect(BrokerConfig(url=url, namespace=namespace))
     try:
-        found = await query(broker)
+        return await query(broker)
     finally:
         await broker.close()
-    names = [field.name for field in message.DESCRIPTOR.fields]
-    return [{name: getattr(each, name) for name in names} for each in found]
 
 
 def age(milliseconds: int) -> str:

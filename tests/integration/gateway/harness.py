@@ -37,6 +37,7 @@ class Client:
         self.get_model = inference.GetModel
         self.list_workers = fleet.ListWorkers
         self.get_queues = fleet.GetQueues
+        self.explain = fleet.Explain
 
 
 def request(

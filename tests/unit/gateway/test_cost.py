@@ -25,12 +25,12 @@ def assert_cost(candidate: Candidate, expected: Cost, work: Work = WORK) -> None
 
 
 def test_on_an_idle_worker_a_job_costs_its_own_work() -> None:
-    assert_cost(IDLE, Cost(wait_s=0, prefill_s=1.5, fetch_s=0, decode_s=50 * 0.01))
-    assert cost(WORK, IDLE).total_s == pytest.approx(2.0)
+    assert_cost(IDLE, Cost(wait_s=0, prefill_s=1.5, fetch_s=0, decode_s=50 * 0.01 + STALL * 1.5))
+    assert cost(WORK, IDLE).total_s == pytest.approx(2.0 + STALL * 1.5)
 
 
 def test_what_is_held_is_not_computed() -> None:
-    assert_cost(replace(IDLE, held=1440), Cost(0, 0.06, 0, 0.5))
+    assert_cost(replace(IDLE, held=1440), Cost(0, 0.06, 0, 0.5 + STALL * 0.06))
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_prompts_that_were_sent_before_are_waited_for() -> None:
 
 
 def test_a_job_slows_down_what_runs_and_is_slowed_down_by_it() -> None:
-    own, others = 50 * (0.01 + 3 * 0.002), 3 * (50 * 0.002 + STALL * 1.5)
+    own, others = 50 * (0.01 + 3 * 0.002), 3 * 50 * 0.002 + 4 * STALL * 1.5
     assert_cost(charged(3, 3000), Cost(0, 1.5, 0, own + others))
 
 
 def test_choices_share_the_prompt_and_not_the_answers() -> None:
     work = replace(WORK, choices=4)
-    own, others = 50 * (0.01 + 5 * 0.002), 2 * (4 * 50 * 0.002 + STALL * 1.5)
+    own, others = 50 * (0.01 + 5 * 0.002), 2 * 4 * 50 * 0.002 + 3 * STALL * 1.5
     assert_cost(charged(2, 3000), Cost(0, 1.5, 0, own + others), work)
 
 
@@ -87,10 +87,10 @@ def test_answers_at_their_maximum_do_not_fill_a_pool() -> None:
 
 def test_pages_are_fetched_where_that_is_faster() -> None:
     slow = replace(IDLE, held=160, stored=1280, rates=replace(RATES, fetch_tok_s=900.0))
-    assert_cost(slow, Cost(0, 1.34, 0, 0.5))
+    assert_cost(slow, Cost(0, 1.34, 0, 0.5 + STALL * 1.34))
     assert cached(WORK, slow) == 160
     fast = replace(slow, rates=replace(RATES, fetch_tok_s=6400.0))
-    assert_cost(fast, Cost(0, 0.06, 0.2, 0.5))
+    assert_cost(fast, Cost(0, 0.06, 0.2, 0.5 + STALL * 0.06))
     assert cached(WORK, fast) == 1440
 
 

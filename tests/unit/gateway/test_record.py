@@ -51,7 +51,7 @@ def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() ->
         wait_s=0.5,
         prefill_s=232 / 500,
         fetch_s=0.256,
-        decode_s=4 * (0.25 + 2 * 0.125) + 2 * 4 * 0.125 + 0.25 * 232 / 500,
+        decode_s=4 * (0.25 + 2 * 0.125) + 2 * 4 * 0.125 + 2 * 0.25 * 232 / 500,
     )
 
 
