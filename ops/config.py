@@ -47,6 +47,13 @@ class FleetConfig:
     max_running: int | None = None
     step_tokens: int | None = None
     chunk_tokens: int | None = None
+    pages: str = "none"
+    """Where blocks go when they leave a pool: ``none``, ``redis`` or ``dir:PATH``."""
+    pages_redis: str = ""
+    """URL of a server for pages; it goes to workers through their environment."""
+    pages_bytes: int | None = None
+    pages_ttl: float | None = None
+    spill_buffer: int | None = None
     steal: bool = True
     """Free workers take jobs that wait for a full one."""
     threads: int | None = None
@@ -87,6 +94,10 @@ class FleetConfig:
             "--max-running": self.max_running,
             "--step-tokens": self.step_tokens,
             "--chunk-tokens": self.chunk_tokens,
+            "--pages": None if self.pages == "none" else self.pages,
+            "--pages-bytes": self.pages_bytes,
+            "--pages-ttl": self.pages_ttl,
+            "--spill-buffer": self.spill_buffer,
         }
         return [
             "worker",
@@ -164,9 +175,10 @@ def fleet_config(values: dict[str, Any]) -> FleetConfig:
     Raises:
         click.BadParameter: sizes that don't fit each other.
     """
-    from worker.options import check_sizes
+    from worker.options import check_sizes, pages_place
 
     names = [field.name for field in fields(FleetConfig) if field.name in values]
     config = FleetConfig(**{name: values.pop(name) for name in names})
     check_sizes(config.kv_tokens, config.block_size)
+    pages_place(config.pages, config.pages_redis, config.redis)
     return config

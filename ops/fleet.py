@@ -188,7 +188,7 @@ class Fleet:
     async def _start_members(self) -> None:
         config, cores = self.config, usable_cores()
         # The broker's URL may carry a password: it goes through the environment, which other users can't list.
-        environment = {**os.environ, "OCTAVO_REDIS": self.redis}
+        environment = {**os.environ, "OCTAVO_REDIS": self.redis, "OCTAVO_PAGES_REDIS": config.pages_redis}
         for index in range(config.gateways):
             self.gateways.append(Member(f"g{index}", config.gateway_arguments(index), environment, self._sink))
         for index, worker in enumerate(config.worker_ids()):

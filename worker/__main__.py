@@ -20,10 +20,10 @@ import click
 from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
-from worker.config import MAX_ID_LENGTH, WorkerConfig
+from worker.config import MAX_ID_LENGTH, PagesConfig, WorkerConfig
 from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
-from worker.options import SHARED, check_sizes, setting
+from worker.options import SHARED, check_sizes, pages_place, setting
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -82,6 +82,7 @@ OPTIONS = [
     *shared("--dtype", "--kv-dtype", "--device", "--kernels"),
     option("--cache", type=click.Path(path_type=Path), default=None, help="Where converted models are kept."),
     *shared("--kv-tokens", "--cache-tokens", "--block-size", "--block-run"),
+    *shared("--pages", "--pages-redis", "--pages-bytes", "--pages-ttl", "--spill-buffer"),
     *shared("--max-running", "--step-tokens", "--chunk-tokens", "--steal/--no-steal"),
     option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
@@ -115,10 +116,21 @@ def config_of(flags: dict[str, object]) -> WorkerConfig:
     if not re.fullmatch(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_LENGTH}}}", worker_id):
         raise click.BadParameter(f"{worker_id!r} is not 1 to {MAX_ID_LENGTH} of [A-Za-z0-9._:-]", param_hint="--id")
     broker = BrokerConfig(url=str(given.pop("redis")), namespace=str(given.pop("namespace")))
-    cache_dir = given.pop("cache") or default_cache()
-    config = WorkerConfig(id=worker_id, broker=broker, cache_dir=Path(str(cache_dir)).expanduser(), **given)  # type: ignore[arg-type]
+    cache_dir = Path(str(given.pop("cache") or default_cache())).expanduser()
+    pages = pages_of(given, broker.url)
+    config = WorkerConfig(id=worker_id, broker=broker, cache_dir=cache_dir, pages=pages, **given)  # type: ignore[arg-type]
     check_sizes(config.kv_tokens, config.block_size)
     return config
+
+
+def pages_of(given: dict[str, object], broker: str) -> PagesConfig | None:
+    """Takes what concerns pages out of the flags."""
+    place = pages_place(str(given.pop("pages")), str(given.pop("pages_redis")), broker)
+    sizes = {
+        name: given.pop(flag)
+        for name, flag in (("budget", "pages_bytes"), ("ttl", "pages_ttl"), ("buffer", "spill_buffer"))
+    }
+    return None if place is None else PagesConfig(*place, **sizes)  # type: ignore[arg-type]
 
 
 async def serve(config: WorkerConfig) -> None:
@@ -131,8 +143,11 @@ async def serve(config: WorkerConfig) -> None:
     from worker.look import look
     from worker.loop import WorkerLoop
     from worker.metrics import WorkerMetrics
+    from worker.page_metrics import PageMetrics
+    from worker.pages import Pages, open_store
 
     look(config.model, dtype=config.dtype, device=config.device)
+    store = None if config.pages is None else open_store(config.pages, config.broker.namespace)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -152,13 +167,19 @@ async def serve(config: WorkerConfig) -> None:
             return
         await registry.publish_model(worker.card)
         await registry.register(worker.info)
-        loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(prometheus))
+        pages = None
+        if config.pages is not None and store is not None:
+            pages = Pages(config.pages, store, worker.form, PageMetrics(prometheus))
+        metrics = WorkerMetrics(prometheus)
+        loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, metrics, pages)
         tell_ready(worker.info)
         await until_stopped(loop, stop)
     finally:
         server.shutdown()
         serving.join()
         server.server_close()
+        if store is not None:
+            await store.close()
         if broker is not None:
             await broker.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvstore.page import PageFormat
 from kvstore.registry import ModelCard, WorkerInfo
 from worker.engine import Engine
 from worker.measure import measure
@@ -27,6 +28,8 @@ class Assembled:
     engine: Engine
     info: WorkerInfo
     card: ModelCard
+    form: PageFormat
+    """Of its pages, where it has any."""
 
 
 def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callable[[str], None]) -> Assembled:
@@ -50,6 +53,7 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         text_stream=model.texts.stream,
         eos_token_ids=model.eos_token_ids,
         fingerprint=model.fingerprint,
+        memory=None if config.pages is None else model.runner,
     )
     card = ModelCard(
         fingerprint=model.fingerprint,
@@ -59,7 +63,8 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
         tokenizer_config=model.tokenizer_config,
     )
     rates = _measured(model, min(config.step_tokens, model.context_length), progress)
-    return Assembled(engine, _info(config, model, card, scheduler, rates, incarnation, metrics), card)
+    form = PageFormat(model.fingerprint, model.runner.page_layout, model.runner.block_size, model.runner.page_bytes)
+    return Assembled(engine, _info(config, model, card, scheduler, rates, incarnation, metrics), card, form)
 
 
 def _prepared(config: WorkerConfig, progress: Callable[[str], None]) -> Prepared:

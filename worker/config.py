@@ -13,6 +13,21 @@ MAX_ID_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
+class PagesConfig:
+    """Where pages are kept."""
+
+    redis: str = ""
+    """URL of a server; empty: they are in ``folder``."""
+    folder: str = ""
+    budget: int = 1 << 30
+    """Bytes of all pages in the store."""
+    ttl: float = 86400.0
+    """Seconds without use after which a page is forgotten."""
+    buffer: int = 64 << 20
+    """Bytes of pages that wait to be stored, and of those that wait to be taken in."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What a worker is told. Sizes are in tokens, times in seconds."""
 
@@ -37,6 +52,8 @@ class WorkerConfig:
     """Token budget of one step."""
     chunk_tokens: int = 256
     """Tokens of prompts in one step beside running streams: what bounds how long a prompt delays them."""
+    pages: PagesConfig | None = None
+    """None: blocks that leave the pool are gone."""
     steal: bool = True
     """Whether jobs that a full worker can't read yet may be taken by others with the same pages, this one included."""
     threads: int = 0

@@ -55,6 +55,25 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
         "default": 256,
         "help": "Tokens of prompts in one step beside running streams, at most.",
     },
+    "--pages": {
+        "default": "none",
+        "help": "Where blocks go when they leave a pool, to be fetched again: none, redis, or dir:PATH.",
+    },
+    "--pages-redis": {
+        "default": "",
+        "help": "With it pages are in this server. Default, with --pages redis: the broker's.",
+    },
+    "--pages-bytes": {"type": click.IntRange(min=1), "default": 1 << 30, "help": "Of all pages together, at most."},
+    "--pages-ttl": {
+        "type": click.FloatRange(min=1),
+        "default": 86400.0,
+        "help": "Seconds without use after which a page is forgotten.",
+    },
+    "--spill-buffer": {
+        "type": click.IntRange(min=1),
+        "default": 64 << 20,
+        "help": "Bytes of pages that wait to be stored, of one worker, at most; and of those that were fetched.",
+    },
     "--steal/--no-steal": {
         "default": True,
         "help": "A free worker takes jobs that wait for a full one.",
@@ -66,6 +85,18 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
 def setting(option: str) -> str:
     """The name of what an option sets: `--steal/--no-steal` sets `steal`."""
     return option.split("/")[0].lstrip("-").replace("-", "_")
+
+
+def pages_place(pages: str, pages_redis: str, broker: str) -> tuple[str, str] | None:
+    """Where pages are: a server's URL and "", or "" and a folder; None: nowhere. Raises click.BadParameter."""
+    kind, _, path = pages.partition(":")
+    if kind == "dir" and path:
+        if pages_redis:
+            raise click.BadParameter(f"pages can't be both in {pages} and in a server", param_hint="--pages-redis")
+        return "", path
+    if pages not in ("none", "redis"):
+        raise click.BadParameter(f"{pages!r} is not none, redis or dir:PATH", param_hint="--pages")
+    return (pages_redis or broker, "") if pages == "redis" or pages_redis else None
 
 
 def check_sizes(kv_tokens: int | None, block_size: int | None) -> None:

@@ -85,6 +85,10 @@ class PageMemory(Protocol):
         """Make these blocks hold that. Raises ValueError, and writes nothing, for a payload of another size."""
 
 
+class PagedRunner(Runner, PageMemory, Protocol):
+    """A runner with its pages."""
+
+
 class Spilled(NamedTuple):
     """A page that left the pool."""
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.sampling.draw import Sampler
-    from worker.step import Runner
+    from worker.step import PagedRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Prepared:
     """All that an engine and a gateway need of a model."""
 
     name: str
-    runner: Runner
+    runner: PagedRunner
     sampler: Sampler
     texts: TokenBytes
     fingerprint: str

@@ -1,0 +1,72 @@
+"""Whether a prefix is fetched as pages or computed: what takes less time, by what either took before.
+
+Pure: times come from the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MEMORY: Final = 0.2
+"""How much the last fetch counts against all before it."""
+PROBE_S: Final = 30.0
+"""When fetching does not pay, one small fetch in so long finds out whether it does by now."""
+PROBE_TOKENS: Final = 256
+"""No more than that are fetched to find out."""
+
+
+class BreakEven:
+    """A fetch of ``n`` tokens takes ``latency + n * seconds per token``; computing them ``n / prefill rate``."""
+
+    def __init__(self) -> None:
+        self.latency_s = 0.0
+        """A round trip without pages."""
+        self._token_s: float | None = None
+        self._probed = float("-inf")
+
+    @property
+    def fetch_tok_s(self) -> float:
+        """Tokens that a second of fetching brings; 0: nothing was fetched yet."""
+        return 1 / self._token_s if self._token_s else 0.0
+
+    def asked(self, seconds: float) -> None:
+        """A question without pages took so long."""
+        self.latency_s = seconds if not self.latency_s else self.latency_s + MEMORY * (seconds - self.latency_s)
+
+    def fetched(self, tokens: int, seconds: float) -> None:
+        """So many tokens were fetched in so long, and are ready to be taken in."""
+        if tokens < 1 or seconds <= 0:
+            return
+        token_s = seconds / tokens
+        self._token_s = token_s if self._token_s is None else self._token_s + MEMORY * (token_s - self._token_s)
+
+    def worth_a_look(self, tokens: int, prefill_tok_s: float, now: float) -> bool:
+        """Whether ``most`` might be more than none."""
+        return self._token_s is None or self.pays(tokens, prefill_tok_s) or now - self._probed >= PROBE_S
+
+    def most(self, tokens: int, prefill_tok_s: float, now: float) -> int:
+        """How many of these tokens to fetch: all, none, or a few to find out whether it pays by now."""
+        if self._token_s is None or self.pays(tokens, prefill_tok_s):
+            return tokens
+        if now - self._probed < PROBE_S:
+            return 0
+        self._probed = now
+        return min(tokens, PROBE_TOKENS)
+
+    def pays(self, tokens: int, prefill_tok_s: float) -> bool:
+        """Whether so many tokens are sooner fetched than computed, as far as is known."""
+        return self.latency_s + tokens * (self._token_s or 0.0) < tokens / prefill_tok_s
+
+    def tokens(self, prefill_tok_s: float) -> float:
+        """From how many tokens on fetching pays: infinity, if it never does."""
+        gain = 1 / prefill_tok_s - (self._token_s or 0.0)
+        return self.latency_s / gain if gain > 0 else float("inf")
+
+    def described(self, prefill_tok_s: float) -> str:
+        """One line for the log."""
+        least = self.tokens(prefill_tok_s)
+        verdict = "fetching never pays" if least == float("inf") else f"fetching pays from {least:.0f} tokens on"
+        return (
+            f"pages: {self.fetch_tok_s:.0f} tokens a second are fetched after {self.latency_s * 1000:.1f} ms, "
+            f"{prefill_tok_s:.0f} computed: {verdict}"
+        )

@@ -1,0 +1,257 @@
+"""Pages on their way in: before a request gets to the engine, and while there is nothing else to do.
+
+    claim ─▶ what the pool lacks ─▶ covered? ─▶ fetch ─▶ check, in a thread ─▶ adopt ─▶ add the request
+             from the first hole on             some MB at a time              engine's thread, in this order
+
+The first page that is missing, or is not what it should be, ends a prefix; the rest is computed. A fetch takes no
+longer than the computing that it saves, as far as is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from kvstore.page import Fault, PageInvalid, PageName, names_of
+from kvstore.page_store import PageRef
+from worker.break_even import BreakEven
+from worker.page_metrics import ABSENT, LATE, UNREACHABLE
+from worker.stepper import Adoption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvstore.block_hash import BlockHash
+    from worker.engine import Engine
+    from worker.page_client import PageClient
+    from worker.paging import Paging
+    from worker.sequence import Request
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S: Final = 2.0
+"""A request waits no longer for pages."""
+LEAST_LIMIT_S: Final = 0.1
+ASKING_SHARE: Final = 0.5
+"""Of that, for the answer what is there."""
+FETCHES: Final = 4
+"""Requests that are fetched for at once; others wait for their turn, no longer than for pages."""
+LOOK_S: Final = 0.2
+"""How often a busy worker that would fetch the hottest pages looks whether it is idle."""
+LOG_S: Final = 60.0
+"""How often the break-even line is logged while there are fetches."""
+
+Pages = list[tuple[PageName, memoryview]]
+
+
+class Fetch:
+    """Brings pages from the store to the pool."""
+
+    def __init__(
+        self,
+        client: PageClient,
+        engine: Engine,
+        paging: Paging,
+        adopt: Callable[[Adoption], object],
+        prefill_tok_s: Callable[[], float],
+        buffer_bytes: int,
+    ) -> None:
+        """``adopt`` hands pages to the engine's thread, which has at most ``buffer_bytes`` of them to take at a time.
+        ``prefill_tok_s`` tells how fast this worker computes prompts."""
+        self._client = client
+        self._engine = engine
+        self._paging = paging
+        self._adopt = adopt
+        self._prefill_tok_s = prefill_tok_s
+        self.break_even = BreakEven()
+        self._turns = asyncio.Semaphore(FETCHES)
+        self._room = max(buffer_bytes // client.form.page_bytes, 1)
+        """Pages that may still be on their way to the engine."""
+        self._made_room = asyncio.Event()
+        self._coming: dict[BlockHash, asyncio.Event] = {}
+        """Pages that are being fetched, with what is set when they are on their way to the engine, or won't be."""
+        self._posted: set[BlockHash] = set()
+        """Pages on their way to the engine."""
+        self._logged = float("-inf")
+
+    def lacking(self, request: Request) -> list[PageName]:
+        """Blocks of the prompt that the pool lacks, from the first one on; none if it could not use them."""
+        if request.prompt_logprobs is not None:  # what is scored must be computed
+            return []
+        names = names_of(self._engine.root_of(request.salt), request.prompt, self._client.form.block_size)
+        for index, name in enumerate(names):
+            if not self._paging.offers(name.hash) and name.hash not in self._posted:
+                return names[index:]
+        return []
+
+    async def prepare(self, request: Request) -> None:
+        """Has pages of the prompt on their way to the engine when it returns, if that is worth it. Raises nothing but
+        CancelledError."""
+        names, rate = self.lacking(request), self._prefill_tok_s()
+        tokens, now = len(names) * self._client.form.block_size, time.monotonic()
+        if not names or not self.break_even.worth_a_look(tokens, rate, now):
+            return
+        limit = min(max(tokens / rate, LEAST_LIMIT_S), LIMIT_S)
+        try:
+            async with asyncio.timeout(limit):
+                await self._prepare(request, names, now + limit)
+        except TimeoutError:
+            self._client.metrics.miss(LATE)
+        except Exception:
+            logger.exception("fetching pages failed")
+
+    async def fetch_hottest(self, most: int, busy: Callable[[], bool], until: float) -> int:
+        """Fills free blocks of the pool with what the fleet used last, while the worker isn't ``busy``.
+
+        Returns how many pages were handed on. At most ``most`` are looked at, and none after ``until``.
+        """
+        client, handed = self._client, 0
+        hashes = await client.call(lambda: client.store.hottest(client.form.fingerprint, most)) if most else []
+        for start in range(0, len(hashes or []), client.at_once):
+            while busy() and time.monotonic() < until:  # noqa: ASYNC110 - nobody tells of that
+                await asyncio.sleep(LOOK_S)
+            if time.monotonic() >= until:
+                break
+            some = [hash_ for hash_ in (hashes or [])[start : start + client.at_once] if not self._paging.offers(hash_)]
+            pages = await self._values(some, None, until)
+            for run in _runs(pages or []):
+                await self._hand_over(run, evict=False)
+                handed += len(run)
+        return handed
+
+    async def _prepare(self, request: Request, names: list[PageName], until: float) -> None:
+        while names and (coming := self._coming.get(names[0].hash)) is not None:
+            await coming.wait()  # another request has the same prefix
+            names = self.lacking(request)
+        if not names:
+            return
+        async with self._turns:
+            await self._fetch(names, until)
+
+    async def _fetch(self, names: list[PageName], until: float) -> None:
+        client, metrics, size = self._client, self._client.metrics, self._client.form.block_size
+        hashes = [name.hash for name in names]
+        began = time.monotonic()
+        limit = max((until - began) * ASKING_SHARE, LEAST_LIMIT_S)
+        covered = await client.call(lambda: client.store.covered(client.form.fingerprint, hashes), limit_s=limit)
+        if covered is None:
+            metrics.miss(UNREACHABLE)
+            return
+        now = time.monotonic()
+        self.break_even.asked(now - began)
+        if covered < len(names):
+            metrics.miss(ABSENT)
+        names = names[: self.break_even.most(covered * size, self._prefill_tok_s(), now) // size] if covered else []
+        if not names:
+            return
+        done = asyncio.Event()
+        mine = [name.hash for name in names if name.hash not in self._coming]
+        self._coming |= dict.fromkeys(mine, done)
+        try:
+            await self._bring(names, until)
+        finally:
+            for hash_ in mine:
+                del self._coming[hash_]
+            done.set()
+
+    async def _bring(self, names: list[PageName], until: float) -> None:
+        """Fetches, checks and hands over, some at a time, until something is missing or time is up."""
+        client = self._client
+        size, began = client.form.block_size, time.monotonic()
+        found, waited = 0, 0.0
+        while found < len(names):
+            some = names[found : found + client.at_once]
+            pages = await self._values([name.hash for name in some], some, until)
+            if pages:
+                found += len(pages)
+                handing = time.monotonic()
+                await self._hand_over(pages, evict=True)
+                waited += time.monotonic() - handing
+            if pages is None or len(pages) < len(some):
+                break
+        self.break_even.fetched(found * size, time.monotonic() - began - waited)
+        refs = [PageRef(name.hash, name.position) for name in names[:found]]
+        if refs:
+            await client.call(lambda: client.store.renew(client.form.fingerprint, refs))
+        self._tell()
+
+    async def _values(
+        self, hashes: Sequence[BlockHash], names: Sequence[PageName] | None, until: float
+    ) -> Pages | None:
+        """Sound pages under these hashes, up to the first that is not. None: no store, or none that is fast enough.
+
+        ``names``: what they must be; without, the pages tell it themselves.
+        """
+        client, metrics = self._client, self._client.metrics
+        left = until - time.monotonic()
+        if left <= 0:
+            metrics.miss(LATE)
+            return None
+        values = await client.call(lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=left)
+        if values is None:
+            metrics.miss(UNREACHABLE)
+            return None
+        if len(values) < len(hashes):
+            metrics.miss(ABSENT)
+        metrics.moved("in", sum(map(len, values)))
+        pages, fault = await client.beside(lambda: self._checked(values, hashes, names))
+        metrics.pages("fetched", len(pages))
+        if fault is not None:
+            metrics.miss(fault.fault.value)
+            wrong = hashes[len(pages)]
+            logger.warning("page %s: %s; it is deleted", wrong.hex(), fault)
+            await client.call(lambda: client.store.drop(client.form.fingerprint, [wrong]))
+        return pages
+
+    def _checked(
+        self, values: Sequence[bytes], hashes: Sequence[BlockHash], names: Sequence[PageName] | None
+    ) -> tuple[Pages, PageInvalid | None]:
+        """In the thread for checksums."""
+        form, pages = self._client.form, Pages()
+        for index, value in enumerate(values):
+            try:
+                name, payload = form.read(value)
+                if name.hash != hashes[index] or (names is not None and name != names[index]):
+                    raise PageInvalid(Fault.PLACE)
+            except PageInvalid as fault:
+                return pages, fault
+            pages.append((name, payload))
+        return pages, None
+
+    async def _hand_over(self, pages: Pages, *, evict: bool) -> None:
+        """To the engine's thread, once it has room for them."""
+        while self._room < len(pages) and self._posted:
+            self._made_room.clear()
+            await self._made_room.wait()
+        names, hashes = [name for name, _ in pages], [name.hash for name, _ in pages]
+        self._room -= len(pages)
+        self._posted.update(hashes)
+
+        def taken(count: int) -> None:
+            self._client.metrics.pages("adopted", count)
+            self._posted.difference_update(hashes)
+            self._room += len(hashes)
+            self._made_room.set()
+
+        self._adopt(Adoption(names, [payload for _, payload in pages], evict, taken))
+
+    def _tell(self) -> None:
+        rate = self._prefill_tok_s()
+        self._client.metrics.fetch_tok_s.set(self.break_even.fetch_tok_s)
+        self._client.metrics.least_tokens.set(self.break_even.tokens(rate))
+        if time.monotonic() - self._logged >= LOG_S:
+            self._logged = time.monotonic()
+            logger.info("%s", self.break_even.described(rate))
+
+
+def _runs(pages: Pages) -> list[Pages]:
+    """Pages of several prefixes as runs that go on, each from the page before it."""
+    runs: list[Pages] = []
+    for name, payload in pages:
+        if runs and runs[-1][-1][0].hash == name.parent:
+            runs[-1].append((name, payload))
+        else:
+            runs.append([(name, payload)])
+    return runs

@@ -1,0 +1,123 @@
+"""What a worker has to do with pages outside of its pool: the parts, and what the loop calls of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvstore.page_dir import DirPages
+from kvstore.page_redis import RedisPages
+from kvstore.page_store import PageLimits
+from worker.fetch import Fetch
+from worker.page_client import PageClient
+from worker.spill import Spill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
+
+    from kvstore.page import PageFormat, PageName
+    from kvstore.page_store import PageStore
+    from worker.config import PagesConfig
+    from worker.engine import Engine
+    from worker.page_metrics import PageMetrics
+    from worker.sequence import Request
+    from worker.step import Spilled, StepOutput
+    from worker.stepper import Adoption
+
+logger = logging.getLogger(__name__)
+
+SAVE_S: Final = 5.0
+"""How long a worker that ends may take to store what its pool has cached."""
+WARM_S: Final = 60.0
+"""After so long a new worker does not fetch the hottest pages any more."""
+WARM_SHARE: Final = 0.25
+"""Of the pool, at most, is filled with these."""
+
+
+def open_store(config: PagesConfig, namespace: str) -> PageStore:
+    """The store that was asked for. Connects later. Raises BrokerUrl for what is no URL of a server."""
+    limits = PageLimits(config.budget, config.ttl)
+    if config.folder:
+        return DirPages(Path(config.folder).expanduser(), limits)
+    return RedisPages(config.redis, namespace, limits)
+
+
+class Pages:
+    """Made for one worker, before its loop; ``attach`` comes before all else."""
+
+    def __init__(self, config: PagesConfig, store: PageStore, form: PageFormat, metrics: PageMetrics) -> None:
+        self._config = config
+        self._client = PageClient(store, form, metrics)
+        self._metrics = metrics
+        self._spill = Spill(self._client, config.buffer)
+        self._fetch: Fetch | None = None
+        self._passed_over = 0
+        self._blocks = 0
+
+    def attach(
+        self, engine: Engine, blocks: int, adopt: Callable[[Adoption], object], prefill_tok_s: Callable[[], float]
+    ) -> None:
+        """``blocks``: of the pool. ``adopt`` hands pages to the engine's thread; ``prefill_tok_s`` tells how fast
+        prompts are computed now."""
+        assert engine.paging is not None
+        self._paging = engine.paging
+        self._blocks = blocks
+        self._fetch = Fetch(self._client, engine, engine.paging, adopt, prefill_tok_s, self._config.buffer)
+
+    @property
+    def fetch_tok_s(self) -> float:
+        """Tokens that a second of fetching brings; 0: nothing was fetched yet."""
+        return self._fetch.break_even.fetch_tok_s if self._fetch is not None else 0.0
+
+    def leave(self) -> int:
+        """How many evicted blocks the engine may read now."""
+        return self._spill.leave()
+
+    def parts(self, busy: Callable[[], bool]) -> dict[str, Coroutine[None, None, None]]:
+        """What runs beside the loop, by name; none ever returns. ``busy``: whether there are jobs."""
+        return {"spill": self._spill.run(), "pages": self._spill.tend(), "warm": self._warm(busy)}
+
+    async def _warm(self, busy: Callable[[], bool]) -> None:
+        """Fills a part of the empty pool with what the fleet used last, while the worker isn't ``busy``."""
+        assert self._fetch is not None
+        most = int(self._blocks * WARM_SHARE)
+        handed = await self._fetch.fetch_hottest(most, busy, time.monotonic() + WARM_S)
+        if handed:
+            logger.info("pages: %d of the fleet's hottest blocks were fetched", handed)
+        await asyncio.Event().wait()
+
+    def took(self, output: StepOutput) -> None:
+        """A step's results: what left the pool is to be stored."""
+        self._spill.offer(output.spilled)
+        if output.doubted:
+            self._spill.doubt(output.doubted)
+        passed_over, self._passed_over = self._passed_over, self._paging.passed_over
+        self._spill.passed_over(self._passed_over - passed_over)
+
+    def wants(self, request: Request) -> bool:
+        """Whether ``prepare`` may bring anything for it."""
+        return self._fetch is not None and bool(self._fetch.lacking(request))
+
+    async def prepare(self, request: Request) -> None:
+        """Fetches what the pool lacks of a prompt, if that is worth it."""
+        assert self._fetch is not None
+        await self._fetch.prepare(request)
+
+    async def save(self, engines_thread: Executor) -> None:
+        """Stores what the pool has cached, before the worker ends: when there are no steps any more."""
+        began, loop = time.monotonic(), asyncio.get_running_loop()
+        names = await loop.run_in_executor(engines_thread, self._paging.cached)
+
+        async def read(some: Sequence[PageName]) -> list[Spilled]:
+            return await loop.run_in_executor(engines_thread, self._paging.read, some)
+
+        saved = await self._spill.save(names, read, self._config.budget, began + SAVE_S)
+        logger.info("pages: %d of %d cached blocks are stored, in %.1f s", saved, len(names), time.monotonic() - began)
+
+    async def close(self) -> None:
+        """The store is not used any more."""
+        await self._client.close()

@@ -1,0 +1,186 @@
+"""Pages on their way out: what the pool gives up goes to the store, behind the steps' back.
+
+    engine's thread ──Spilled──▶ buffer ──▶ encode, in a thread ──▶ store
+                                 bounded: what finds no room is not even read
+
+A page that is in the store already is renewed, not written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from kvstore.page_store import PageRef, StoredPage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from kvstore.block_hash import BlockHash
+    from kvstore.page import PageName
+    from worker.page_client import PageClient
+    from worker.step import Spilled
+
+logger = logging.getLogger(__name__)
+
+MOST_A_STEP: Final = 64
+"""Blocks that are read beside one step, at most: it waits for that."""
+TEND_S: Final = 5.0
+"""How often the store is tended."""
+
+
+class Spill:
+    """Takes pages from the event loop, and writes them when it comes to it."""
+
+    def __init__(self, client: PageClient, buffer_bytes: int) -> None:
+        """``buffer_bytes``: of pages that wait; those being written count too."""
+        self._client = client
+        self._most = buffer_bytes // client.form.page_bytes
+        self._waiting: deque[Spilled | BlockHash] = deque()
+        """Pages to be stored, and prefixes whose pages are to be deleted."""
+        self._pages = 0
+        """Of those, and of those being written, how many are pages."""
+        self._news = asyncio.Event()
+
+    def leave(self) -> int:
+        """How many evicted blocks may be read now. For the engine's thread, which this may cost a page or two."""
+        return min(max(self._most - self._pages, 0), MOST_A_STEP)
+
+    def offer(self, pages: Iterable[Spilled]) -> None:
+        """Takes what has room."""
+        for page in pages:
+            if self._pages < self._most:
+                self._pages += 1
+                self._waiting.append(page)
+            else:
+                self.passed_over(1)
+        self._told()
+
+    def passed_over(self, count: int) -> None:
+        """Blocks were evicted and not read."""
+        self._client.metrics.pages("dropped", count)
+
+    def doubt(self, hashes: Iterable[BlockHash]) -> None:
+        """What these prefixes' blocks hold is in doubt: whatever is stored of them goes."""
+        self._waiting.extend(hashes)
+        self._told()
+
+    async def run(self) -> None:
+        """Writes what waits. Never returns."""
+        while True:
+            await self._news.wait()
+            while self._waiting:
+                await self._client.until_allowed()
+                await self._write_some()
+            self._news.clear()
+
+    async def tend(self) -> None:
+        """Keeps the store within its bounds, and tells its size. Never returns."""
+        metrics = self._client.metrics
+        while True:
+            usage = await self._client.call(self._client.store.tend)
+            if usage is not None:
+                metrics.stored.set(usage.pages)
+                metrics.stored_bytes.set(usage.bytes)
+            await asyncio.sleep(TEND_S)
+
+    async def save(
+        self,
+        names: Sequence[PageName],
+        read: Callable[[Sequence[PageName]], Awaitable[Sequence[Spilled]]],
+        most_bytes: int,
+        until: float,
+    ) -> int:
+        """Stores what the pool has cached, hottest first, before the process ends. Returns how many pages are stored.
+
+        ``read`` gets pages from the pool. No more than ``most_bytes`` are stored, or the last would push out the first;
+        and none after ``until`` on the monotonic clock, or once the store can't be used.
+        """
+        names = names[: most_bytes // self._client.form.value_bytes]
+        count, saved = self._client.at_once, 0
+        for start in range(0, len(names), count):
+            some = {PageRef(name.hash, start + rank): name for rank, name in enumerate(names[start : start + count])}
+            missing = await self._missing(list(some))
+            if missing is None:
+                break
+            pages = await read([some[ref] for ref in missing])
+            refs = {name.hash: ref for ref, name in some.items()}
+            left = until - time.monotonic()
+            if left <= 0 or not await self._put([(refs[page.name.hash], page) for page in pages], left):
+                break
+            saved += len(some) - len(missing) + len(pages)
+        return saved
+
+    async def _write_some(self) -> None:
+        """The next of what waits, as much of one kind as goes into one call. What can't be asked about stays."""
+        pages: list[Spilled] = []
+        doubted: list[BlockHash] = []
+        while self._waiting and max(len(pages), len(doubted)) < self._client.at_once:
+            what = self._waiting[0]
+            if isinstance(what, bytes) and not pages:
+                doubted.append(what)
+            elif not isinstance(what, bytes) and not doubted:
+                pages.append(what)
+            else:
+                break
+            self._waiting.popleft()
+        done = await (self._delete(doubted) if doubted else self._store(pages))
+        if not done:
+            self._waiting.extendleft([*reversed(pages), *reversed(doubted)])
+            return
+        self._pages -= len(pages)
+        self._gauge()
+
+    async def _delete(self, doubted: list[BlockHash]) -> bool:
+        client = self._client
+
+        async def drop() -> bool:
+            await client.store.drop(client.form.fingerprint, doubted)
+            return True
+
+        if not await client.call(drop):
+            return False
+        client.metrics.pages("doubted", len(doubted))
+        return True
+
+    async def _store(self, pages: list[Spilled]) -> bool:
+        """Whether it is done with, in whatever way: pages that the store fails on are not tried again."""
+        refs = {PageRef(page.name.hash, page.name.position): page for page in pages}
+        missing = await self._missing([*refs])
+        if missing:
+            await self._put([(ref, refs[ref]) for ref in missing])
+        return missing is not None
+
+    async def _missing(self, refs: Sequence[PageRef]) -> list[PageRef] | None:
+        """Those that are not in the store; the others count as used. None: the store can't be asked."""
+        client = self._client
+        there = await client.call(lambda: client.store.renew(client.form.fingerprint, refs)) if refs else []
+        if there is None:
+            return None
+        client.metrics.pages("renewed", sum(there))
+        return [ref for ref, is_there in zip(refs, there, strict=True) if not is_there]
+
+    async def _put(self, pages: Sequence[tuple[PageRef, Spilled]], limit_s: float | None = None) -> bool:
+        """Whether the store took them all."""
+        client, encode = self._client, self._client.form.encode
+        values = await client.beside(lambda: [StoredPage(ref, encode(page.name, page.payload)) for ref, page in pages])
+        limit = {} if limit_s is None else {"limit_s": limit_s}
+        taken = await client.call(lambda: client.store.put(client.form.fingerprint, values), **limit)
+        if taken is None:
+            client.metrics.pages("dropped", len(pages))
+            return False
+        client.metrics.pages("stored", sum(taken))
+        client.metrics.pages("refused", len(taken) - sum(taken))
+        client.metrics.moved("out", sum(taken) * client.form.value_bytes)
+        return all(taken)
+
+    def _told(self) -> None:
+        self._gauge()
+        if self._waiting:
+            self._news.set()
+
+    def _gauge(self) -> None:
+        self._client.metrics.buffer.set(self._pages * self._client.form.page_bytes)
