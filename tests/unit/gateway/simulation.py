@@ -48,6 +48,7 @@ class SimJob:
     computed: int = 0
     produced: int = 0
     promise: Promise | None = None
+    worker: str = ""
 
 
 @dataclass(slots=True)
@@ -171,7 +172,8 @@ class SimWorker:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a load went like. Seconds, and shares of one."""
+    """What a load went like. Seconds, and shares of one. Times to first tokens are of all jobs but the first quarter,
+    while caches are empty."""
 
     jobs: Sequence[SimJob]
     hit_rate: float
@@ -181,6 +183,8 @@ class Outcome:
     """Answer tokens a second, from the first arrival to the last end."""
     equal: float
     """Predictions that came true."""
+    by_worker: dict[str, int]
+    """Jobs that each got."""
 
 
 def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Policy, *, seed: int = 0) -> Outcome:
@@ -223,7 +227,7 @@ def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Polic
         decision = route(candidates, work, policy=policy, refused={}, rng=rng, last=last)
         assert decision.chosen is not None
         last = decision.chosen.candidate.worker
-        target = by_name[last]
+        job.worker, target = last, by_name[last]
         job.predicted = cached(work, decision.chosen.candidate)
         job.promise = promises.make(last, job.blocks)
         target.charge(1, job.prompt + job.answer, job.prompt - job.predicted)
@@ -236,11 +240,12 @@ def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Polic
     assert all(job.end_s for job in arrivals)
     assert all(each.load == Load() for each in workers)
     assert len(promises) == 0
-    return _outcome(arrivals)
+    return _outcome(arrivals, workers)
 
 
-def _outcome(jobs: Sequence[SimJob]) -> Outcome:
-    deciles = quantiles([job.first_token_s - job.arrival_s for job in jobs], n=10)
+def _outcome(jobs: Sequence[SimJob], workers: Sequence[SimWorker]) -> Outcome:
+    warm = jobs[len(jobs) // 4 :]
+    deciles = quantiles([job.first_token_s - job.arrival_s for job in warm], n=10)
     seconds = max(job.end_s for job in jobs) - min(job.arrival_s for job in jobs)
     return Outcome(
         jobs=jobs,
@@ -249,4 +254,5 @@ def _outcome(jobs: Sequence[SimJob]) -> Outcome:
         ttft_p90=deciles[8],
         throughput=sum(job.answer for job in jobs) / seconds,
         equal=sum(job.predicted == job.found for job in jobs) / len(jobs),
+        by_worker={each.name: sum(job.worker == each.name for job in jobs) for each in workers},
     )
