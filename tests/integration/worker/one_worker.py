@@ -16,9 +16,11 @@ from kvstore.registry import Registry, new_incarnation
 from octavo.v1 import job_pb2
 from tests.support.waiting import until
 from worker import assemble
-from worker.config import WorkerConfig
+from worker.config import PagesConfig, WorkerConfig
 from worker.loop import WorkerLoop
 from worker.metrics import WorkerMetrics
+from worker.page_metrics import PageMetrics
+from worker.pages import Pages, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -129,6 +131,7 @@ async def running_worker(
     orphan_grace: float = 10.0,
     cache_tokens: int | None = None,
     steal: bool = True,
+    pages: PagesConfig | None = None,
     ends_with: type[BaseException] | None = None,
 ) -> AsyncIterator[Fleet]:
     """A worker that drains at the end, or, with `ends_with`, has been made to fail by then."""
@@ -144,6 +147,7 @@ async def running_worker(
         cache_tokens=cache_tokens,
         max_running=max_running,
         steal=steal,
+        pages=pages,
         step_tokens=64,
         threads=1,
         grace=grace,
@@ -153,7 +157,10 @@ async def running_worker(
     await Registry(broker).register(worker.info)
     await Registry(broker).renew_gateway(GATEWAY)
     metrics = CollectorRegistry()
-    loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics))
+    outside = None
+    if pages is not None:
+        outside = Pages(pages, open_store(pages, broker.keys.namespace), worker.form, PageMetrics(metrics))
+    loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics), outside)
     running = asyncio.create_task(loop.run())
     try:
         yield Fleet(broker, worker, loop, running, metrics)
@@ -165,6 +172,8 @@ async def running_worker(
             else:
                 with pytest.raises(ends_with):
                     await running
+        if outside is not None:
+            await outside.close()
 
 
 def joined(log: list[job_pb2.Delivery]) -> list[int]:
