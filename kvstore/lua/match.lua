@@ -26,38 +26,44 @@ local function hash(chain, i)
   return known
 end
 
--- An error (a key of another type) is a no.
-local function holds(held, chain, i)
-  return redis.pcall('SISMEMBER', held, hash(chain, i)) == 1
-end
-
--- Looks at `guess` and the block behind it, if that lies between `has` and `lacks`; both, nearer to each other.
-local function narrowed(held, chain, has, lacks, guess)
-  if guess <= has or guess >= lacks then
-    return has, lacks
-  elseif not holds(held, chain, guess) then
-    return has, guess
-  elseif guess + 1 < lacks and not holds(held, chain, guess + 1) then
+-- Looks at the prompt's first block, at `guess` and at the block behind that, in one call: each costs as much as many
+-- looks. How many blocks are held at least, and the first that is known not to be.
+local function narrowed(held, chain, guess)
+  local lacks = chain.length + 1
+  local seen
+  if guess < chain.length then
+    seen = redis.pcall('SMISMEMBER', held, hash(chain, 1), hash(chain, guess), hash(chain, guess + 1))
+  else
+    seen = redis.pcall('SMISMEMBER', held, hash(chain, 1), hash(chain, guess))
+  end
+  if seen.err or seen[1] == 0 then -- an error is a key of another type
+    return 0, 1
+  elseif seen[2] == 0 then
+    return 1, guess
+  elseif seen[3] == 0 then
     return guess, guess + 1
   end
-  return guess, lacks
+  return seen[3] and guess + 1 or guess, lacks
 end
 
 local function depth(held, chain)
-  if chain.length == 0 or not holds(held, chain, 1) then
+  if chain.length == 0 then
     return 0
   end
-  local has, lacks = narrowed(held, chain, 1, chain.length + 1, chain.last)
-  has, lacks = narrowed(held, chain, has, lacks, chain.earlier)
+  local has, lacks = narrowed(held, chain, chain.last)
+  if lacks - has > 1 and has < chain.earlier and chain.earlier < lacks then
+    local least, most = narrowed(held, chain, chain.earlier)
+    has, lacks = math.max(has, least), math.min(lacks, most)
+  end
   while lacks - has > 1 do
     local middle = math.floor((has + lacks) / 2)
-    if holds(held, chain, middle) then
+    if redis.call('SISMEMBER', held, hash(chain, middle)) == 1 then
       has = middle
     else
       lacks = middle
     end
   end
-  if has ~= chain.last then
+  if has > 0 and has ~= chain.last then
     chain.last, chain.earlier = has, chain.last
   end
   return has
