@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
     from worker.step import StepOutput
 
-JOBS = 14
-TOKENS = 60
+JOBS = 10
+TOKENS = 40
 
 
 def prompt_of(index: int) -> list[int]:
