@@ -66,11 +66,8 @@ async def _run(out: Path, values: dict[str, Any], log: Any) -> Report:
         rules=Rules(lossless=not values["lossy"], ample_deadlines=not values["lossy"]),
         mutations=values["mutations"],
     )
-    settings = FleetConfig(
-        namespace="chaos",
-        grace=GRACE_S,
-        **{name: values[name] for name in ("workers", "gateways", "threads", "model", "kv_tokens")},
-    )
+    sizes = {name: values[name] for name in ("workers", "gateways", "threads", "model", "kv_tokens")}
+    settings = FleetConfig(namespace="chaos", grace=GRACE_S, **sizes)
 
     def sink(name: str, line: str) -> None:
         log.write(f"{name} {line}\n")

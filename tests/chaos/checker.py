@@ -89,10 +89,12 @@ class Figures:
     resumed: int = 0
     """More than one attempt."""
     tokens: int = 0
+    failed: int = 0
+    """Accepted, and ended by an error."""
     expired: int = 0
     """Accepted, and not finished when their own deadlines came."""
     lost: int = 0
-    """Accepted, without an end or failed."""
+    """Accepted, without an end, or failed where that is not allowed."""
     repeated: int = 0
     """Requests and logs with a token that came twice, or an end that did."""
     differing: int = 0
@@ -123,6 +125,7 @@ def figures(run: Run, findings: Sequence[Finding]) -> Figures:
         refused=len(good) - len(taken),
         reattached=sum(len(request.streams) > 1 for request in good),
         resumed=sum(max(attempts, default=0) > 1 for attempts in used.values()),
+        failed=sum(any(one.finish == "ERROR" for one in seen[request.id]) for request in taken),
         expired=sum(timed_out(request) and not all(one.whole for one in seen[request.id]) for request in taken),
         tokens=sum(len(one.tokens) for each in seen.values() for one in each),
         **{name: len(where) for name, where in by_kind.items()},

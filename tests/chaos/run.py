@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kvstore.registry import HEARTBEAT_S
 from tests.chaos.checker import Figures, check, figures, oracle_of
 from tests.chaos.driver import Driver, Habits
 from tests.chaos.evidence import Rules, Run
@@ -27,7 +26,7 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.schedule import LOSING, Kind, Plan, draw
 from tests.chaos.server import Server
 from tests.chaos.silences import silences
-from tests.chaos.snapshot import is_quiet, pools, scrape, snapshot
+from tests.chaos.snapshot import is_idle, pools, scrape, snapshot
 from tests.chaos.traffic import bad_payloads, payloads
 from tests.support.waiting import until
 
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from tests.chaos.schedule import Schedule
 
 SCRAPE_EVERY_S: Final = 2.0
-QUIET_S: Final = 15.0
-"""After the last client has its answer, all streams are empty within this time, or what is left is found."""
+IDLE_S: Final = 15.0
+"""After the last client has its answer, nobody has anything to do within this time, or what is left is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +135,11 @@ class Watch:
         for life, page in zip(now, await asyncio.gather(*map(scrape, now.values())), strict=True):
             if page is not None:
                 self._pages.setdefault(life, []).append(page)
+
+    async def sees_idle(self) -> bool:
+        """Looks again, whether all gauges of those that live are 0."""
+        await self.look()
+        return not any(value for pages in self.pages().values() for value in pages[-1].gauges.values())
 
     def pages(self) -> dict[str, tuple[Scrape, ...]]:
         """Of all lives. Gauges of those that are over say nothing about the end."""
@@ -230,10 +234,8 @@ async def _evidence(fleet: ChaosFleet, recorder: Recorder, oracle: Mapping[str, 
     broker = await fleet.server.connect(fleet.config.namespace)
     try:
         with suppress(TimeoutError):  # what is left is found
-            await until(lambda: is_quiet(broker), within_s=QUIET_S)
-        # Leases tell what was so at the last heartbeat.
-        await asyncio.sleep(2 * HEARTBEAT_S)
-        await watch.look()
+            await until(lambda: is_idle(broker), within_s=IDLE_S)
+            await until(watch.sees_idle, within_s=IDLE_S)
         return Run(gather(recorder.events), oracle, await snapshot(broker), await pools(broker), watch.pages())
     finally:
         await broker.close()

@@ -54,6 +54,12 @@ async def is_quiet(broker: Broker) -> bool:
     return True
 
 
+async def is_idle(broker: Broker) -> bool:
+    """Whether, besides, no worker had anything to do at its last heartbeat. Raises BrokerError."""
+    busy = [pool for pool in await pools(broker) if pool.running or pool.waiting or pool.used]
+    return not busy and await is_quiet(broker)
+
+
 async def pools(broker: Broker) -> tuple[Pool, ...]:
     """Of the live workers, as their last heartbeats told. Raises BrokerError."""
     return tuple(

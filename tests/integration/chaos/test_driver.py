@@ -15,7 +15,7 @@ from tests.chaos.checker import check, figures, oracle_of
 from tests.chaos.driver import Driver, Habits
 from tests.chaos.evidence import Rules, Run
 from tests.chaos.history import BAD, CANCEL, Recorder, Request, gather
-from tests.chaos.snapshot import is_quiet, pools, scrape, snapshot
+from tests.chaos.snapshot import is_idle, is_quiet, pools, scrape, snapshot
 from tests.chaos.traffic import GREEDY, Payload, bad_payloads
 from tests.integration.gateway.harness import running_gateway
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
@@ -105,6 +105,17 @@ async def test_a_run_without_faults_is_an_oracle_and_has_no_findings(broker: Bro
         ]
         (pool,) = run.pools
         assert (pool.total, pool.free) == (10, 10)
+        assert await is_idle(broker)
+
+
+async def test_a_worker_that_is_busy_by_its_lease_is_not_idle(broker: Broker) -> None:
+    for what in ("running", "waiting", "blocks_used"):
+        worker = ScriptedWorker(broker, **{what: 1})
+        await worker.start()
+        assert await is_quiet(broker)
+        assert not await is_idle(broker)
+        await worker.stop()
+    assert await is_idle(broker)
 
 
 async def test_a_gateway_that_stops_is_left_for_another(broker: Broker) -> None:

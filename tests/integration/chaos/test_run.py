@@ -11,7 +11,7 @@ import pytest
 from kvstore.embedded import find_server
 from ops.config import FleetConfig
 from tests.chaos.driver import Habits
-from tests.chaos.evidence import Rules
+from tests.chaos.evidence import Rules, Scrape
 from tests.chaos.history import gather, read
 from tests.chaos.run import ChaosConfig, Watch, run_chaos
 from tests.chaos.schedule import Kind
@@ -70,11 +70,9 @@ async def test_a_worker_that_dies_is_found_where_nothing_is_resumed(tmp_path: Pa
 
 
 async def test_gauges_of_lives_that_are_over_say_nothing() -> None:
-    from tests.chaos.evidence import Scrape
-
     watch = Watch(lambda: {"w0/2": "127.0.0.1:1"})
     watch._pages = {"w0/1": [Scrape({"g": 5.0}, {"c": 1.0})], "w0/2": [Scrape({"g": 0.0}, {"c": 2.0})]}
-    await watch.look()  # nobody answers there
+    assert await watch.sees_idle()  # nobody answers there
     assert watch.pages() == {
         "w0/1": (Scrape({}, {"c": 1.0}),),
         "w0/2": (Scrape({"g": 0.0}, {"c": 2.0}),),

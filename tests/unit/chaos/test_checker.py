@@ -319,13 +319,14 @@ def test_figures() -> None:
     requests = {
         "r": Request(Invoked("r", 1.0, "d", "greedy"), cut),
         "lost": Request(Invoked("lost", 1.0, "d", "greedy"), [call(0, (0, (7,), "a", ""), status="UNAVAILABLE")]),
+        "failed": Request(Invoked("failed", 1.0, "d", "greedy"), [call(0, (0, (), "", "ERROR"), status="UNAVAILABLE")]),
         "refused": Request(Invoked("refused", 1.0, "d", "greedy"), [call(0, status="UNAVAILABLE")]),
         "wrong": Request(Invoked("wrong", 1.0, "d", "greedy"), [call(0, (0, (7, 7, 9), "abc", "STOP"))]),
         "bad": Request(Invoked("bad", 1.0, "x", "greedy", role=BAD, expect="NOT_FOUND"), [call(0, status="NOT_FOUND")]),
     }
     run = Run(requests, {"d": RIGHT})
     assert figures(run, check(run, Rules())) == Figures(
-        requests=4, accepted=3, finished=2, refused=1, reattached=1, resumed=1, tokens=7, lost=1, differing=1
+        requests=5, accepted=4, finished=2, failed=1, refused=1, reattached=1, resumed=1, tokens=7, lost=2, differing=1
     )
 
 
