@@ -47,9 +47,11 @@ class Heartbeat:
         held: Held,
         rates: Rates,
         stats: Callable[[], EngineStats],
+        fetch_tok_s: Callable[[], float],
         orphan_grace_s: float,
     ) -> None:
-        """``orphan_grace_s``: seconds that a job goes on after its gateway's lease has lapsed."""
+        """``fetch_tok_s`` tells how many tokens a second of fetching pages brings; 0: none are fetched.
+        ``orphan_grace_s``: seconds that a job goes on after its gateway's lease has lapsed."""
         self._registry = Registry(broker)
         self._jobs = Jobs(broker)
         self._index = PrefixIndex(broker)
@@ -60,6 +62,7 @@ class Heartbeat:
         self._card = card
         self._journal = journal
         self._stats = stats
+        self._fetch_tok_s = fetch_tok_s
         self._orphan_grace_s = orphan_grace_s
         self._draining = asyncio.Event()
         self._gone: dict[str, float] = {}
@@ -160,6 +163,7 @@ class Heartbeat:
             prefill_tok_s=rates.prefill_tok_s,
             step_ms=rates.step_ms,
             sequence_ms=rates.sequence_ms,
+            fetch_tok_s=self._fetch_tok_s(),
             index="degraded" if self._held.drifted else "exact",
         )
 

@@ -89,6 +89,7 @@ class WorkerLoop:
             self._held,
             self._rates,
             lambda: self._stats,
+            lambda: 0.0 if pages is None else pages.fetch_tok_s,
             config.orphan_grace,
         )
         self._draining = asyncio.Event()
