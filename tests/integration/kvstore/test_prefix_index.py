@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -145,6 +146,21 @@ async def test_replacing_takes_what_is_wrong_away(stage: Stage, index: PrefixInd
     assert await broker.call("EXISTS", held) == 0
     assert await index.replace("w0", worker.incarnation, ()) == 0
     assert await index.members("w0", worker.incarnation) == set()
+
+
+async def test_nobody_sees_a_part_of_a_set_that_is_written_anew(stage: Stage, index: PrefixIndex) -> None:
+    worker, whole = await stage.worker(), prompt(3 * BATCH)
+    await index.replace("w0", worker.incarnation, shorts(whole[:10]))
+    seen = [await blocks(index, worker, whole)]
+
+    async def look() -> None:
+        while seen[-1] == 10:
+            seen.append(await blocks(index, worker, whole))
+
+    looking = asyncio.create_task(look())
+    await asyncio.gather(*(index.replace("w0", worker.incarnation, shorts(whole)) for _ in range(3)))
+    await looking
+    assert set(seen) == {10, len(whole)}
 
 
 async def test_it_lives_with_the_lease(brief: Stage, broker: Broker) -> None:
