@@ -14,6 +14,7 @@ from gateway.config import GatewayConfig
 from gateway.router import Policy
 from gateway.server import Gateway
 from kvstore.errors import KvError
+from kvstore.ranges import Finite
 
 DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 
@@ -31,11 +32,13 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     default=DEFAULTS.policy,
     help="How workers are chosen.",
 )
+@click.option("--pages", default=DEFAULTS.pages, help="Where workers keep pages: none, redis, or dir:PATH.")
+@click.option("--pages-redis", default=DEFAULTS.pages_redis, help="With it pages are in this server.")
 @click.option("--max-streams", type=click.IntRange(1), default=DEFAULTS.max_streams, help="Open Generate calls.")
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=DEFAULTS.grace_s,
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",

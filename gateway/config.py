@@ -26,7 +26,9 @@ class GatewayConfig:
 
     `grpc_port` and `metrics_port` 0 let the system choose; the `ready` line tells the result. `max_queue` bounds the
     jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `policy` says how workers
-    are chosen (``gateway.router``). `grace_s` is how long streams may go on after SIGTERM, in seconds.
+    are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
+    the URL of a server for them, if it is not the broker's. `grace_s` is how long streams may go on after SIGTERM, in
+    seconds.
     """
 
     redis: str
@@ -36,6 +38,8 @@ class GatewayConfig:
     metrics_port: int = 0
     max_queue: int = 64
     policy: str = "prefix"
+    pages: str = "none"
+    pages_redis: str = ""
     max_streams: int = 1024
     grace_s: float = 30.0
     tokenizer_threads: int = 2

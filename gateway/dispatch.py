@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gateway.models import Models, Served
+    from gateway.pages import Stored
     from gateway.pending import Charge, Promise
     from kvstore.jobs import Jobs
     from kvstore.prefix_index import PrefixIndex
@@ -84,9 +85,10 @@ class Dispatch:
         max_queue: int,
         rng: random.Random,
         policy: Policy = Policy.PREFIX,
+        pages: Stored | None = None,
     ) -> None:
         self._jobs = jobs
-        self._looks = Looks(index, registry)
+        self._looks = Looks(index, registry, pages)
         self._models = models
         self._gateway = gateway
         self._max_queue = max_queue
@@ -153,11 +155,9 @@ class Dispatch:
         """Looks, routes, and books the choice before any other decision can be made without it."""
         reading = self._pending.begin_reading()
         try:
-            # What is promised now may be in the index before it is read, or after: it counts either way.
-            promised = self._promised(workers, hashes)
-            view = await self._looks.look(workers, hashes)
+            view = await self._looks.look(workers, hashes, lambda: self._promised(workers, hashes))
             self.index = view.index
-            candidates = self._candidates(job, workers, hashes, promised, view, reading)
+            candidates = self._candidates(job, workers, view, reading)
             work = Work(
                 prompt=len(job.prompt_token_ids),
                 answer=self.answers.expected(job),
@@ -183,27 +183,18 @@ class Dispatch:
             self._pending.end_reading(reading)
 
     def _promised(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, int]:
-        """Blocks by incarnation."""
-        return {each.incarnation: self._promises.held(each.incarnation, hashes.of(each)) for each in workers}
+        """Blocks by worker id."""
+        return {each.id: self._promises.held(each.incarnation, hashes.of(each)) for each in workers}
 
-    def _candidates(
-        self,
-        job: job_pb2.Job,
-        workers: Sequence[WorkerInfo],
-        hashes: PromptHashes,
-        promised: Mapping[str, int],
-        view: View,
-        reading: int,
-    ) -> list[Candidate]:
+    def _candidates(self, job: job_pb2.Job, workers: Sequence[WorkerInfo], view: View, reading: int) -> list[Candidate]:
         unseen = self._pending.unseen_by(reading)
-        promised_since = self._promised(workers, hashes)
         # A prompt whose own log-probabilities are wanted is computed as a whole.
         scored = job.HasField("prompt_logprobs")
         found: list[Candidate] = []
         for each in workers:
-            seen, name = view.seen[each.id], each.incarnation
-            blocks = 0 if scored else max(seen.blocks, promised[name], promised_since[name])
-            found.append(candidate_of(each, added(seen.load, unseen.get(name, Load())), blocks))
+            load = added(view.loads[each.id], unseen.get(each.incarnation, Load()))
+            held, stored = (0, 0) if scored else (view.held[each.id], view.stored.get(each.id, 0))
+            found.append(candidate_of(each, load, held, stored))
         return found
 
     def _seem_full(self, candidates: Sequence[Candidate], refused: Mapping[str, str]) -> dict[str, str]:
@@ -247,8 +238,8 @@ class Dispatch:
         return Sent(submitted, offer.target.worker, offer.predicted, offer.promise)
 
 
-def candidate_of(worker: WorkerInfo, load: Load, blocks: int) -> Candidate:
-    """A worker as a decision sees it. `blocks`: of the prompt, what it holds or will hold."""
+def candidate_of(worker: WorkerInfo, load: Load, held: int, stored: int) -> Candidate:
+    """A worker as a decision sees it. Blocks of the prompt: `held`, which it has or will have, and `stored`."""
     return Candidate(
         worker=worker.id,
         incarnation=worker.incarnation,
@@ -261,7 +252,8 @@ def candidate_of(worker: WorkerInfo, load: Load, blocks: int) -> Candidate:
             sequence_s=worker.sequence_ms / 1000,
             fetch_tok_s=worker.fetch_tok_s,
         ),
-        held=blocks * worker.block_size,
+        held=held * worker.block_size,
+        stored=stored * worker.block_size,
         max_running=worker.max_running,
         kv_tokens=worker.kv_tokens,
         used=worker.blocks_used * worker.block_size,

@@ -16,11 +16,12 @@ from kvstore.outage import Outage
 from kvstore.prefix_index import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from gateway.pages import Stored
     from kvstore.block_hash import BlockHash
     from kvstore.prefix_index import PrefixIndex
-    from kvstore.registry import Registry, WorkerInfo
+    from kvstore.registry import Load, Registry, WorkerInfo
     from octavo.v1 import job_pb2
 
 logger = logging.getLogger(__name__)
@@ -52,9 +53,12 @@ class Index(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was found. `seen` by worker id."""
+    """What was found, by worker id. Counts of blocks."""
 
-    seen: Mapping[str, Seen]
+    loads: Mapping[str, Load]
+    held: Mapping[str, int]
+    stored: Mapping[str, int]
+    """What follows in the page store, where the worker would fetch it. Not every worker is there."""
     index: Index
 
 
@@ -91,15 +95,36 @@ class PromptHashes:
 class Looks:
     """Reads index and loads for decisions."""
 
-    def __init__(self, index: PrefixIndex, registry: Registry, *, limit_s: float = MATCH_S) -> None:
+    def __init__(
+        self, index: PrefixIndex, registry: Registry, pages: Stored | None = None, *, limit_s: float = MATCH_S
+    ) -> None:
         self._index = index
         self._registry = registry
+        self._pages = pages
         self._limit_s = limit_s
         self._outage = Outage(logger, "reading the prefix index")
 
-    async def look(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> View:
-        """What each worker holds of the prompt, and what it is charged with. Raises BrokerError when not even the loads
-        can be read."""
+    async def look(
+        self, workers: Sequence[WorkerInfo], hashes: PromptHashes, promised: Callable[[], Mapping[str, int]]
+    ) -> View:
+        """What each worker holds of the prompt, or is `promised` to (blocks by worker id), and what it is charged with.
+
+        Raises BrokerError when not even the loads can be read.
+        """
+        # What is promised now may be in the index before it is read, or after: it counts either way.
+        before = promised()
+        seen = await self._seen(workers, hashes)
+        index = Index.DEGRADED if any(each.index == DEGRADED for each in workers) else Index.EXACT
+        if seen is None:
+            index = Index.FALLBACK
+            seen = {worker: Seen(0, load) for worker, load in (await self._registry.loads(workers)).items()}
+        held = _most(before, {worker: each.blocks for worker, each in seen.items()})
+        stored = await self._pages.look(workers, hashes, held) if self._pages is not None else {}
+        # And what was promised meanwhile.
+        return View({worker: each.load for worker, each in seen.items()}, _most(held, promised()), stored, index)
+
+    async def _seen(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen] | None:
+        """None when the index can't be read."""
         try:
             async with asyncio.timeout(self._limit_s):
                 seen = await self._match(workers, hashes)
@@ -109,10 +134,8 @@ class Looks:
             self._outage.failed(error)
         else:
             self._outage.worked()
-            degraded = any(each.index == DEGRADED for each in workers)
-            return View(seen, Index.DEGRADED if degraded else Index.EXACT)
-        loads = await self._registry.loads(workers)
-        return View({worker: Seen(0, load) for worker, load in loads.items()}, Index.FALLBACK)
+            return seen
+        return None
 
     async def _match(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen]:
         """One call; more only where workers of one fingerprint have blocks of several sizes."""
@@ -123,3 +146,7 @@ class Looks:
         for same in by_size.values():
             seen |= await self._index.match(same, {each.fingerprint: hashes.of(each) for each in same})
         return seen
+
+
+def _most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {worker: max(blocks, other[worker]) for worker, blocks in one.items()}

@@ -20,6 +20,7 @@ from gateway.fleet import FleetService
 from gateway.health import Health
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.pages import Stored, open_store
 from gateway.reaper import REAP_S, Lease, Reaper
 from gateway.relay import Relay
 from gateway.router import Policy
@@ -132,12 +133,17 @@ class Gateway:
         self._stack.push_async_callback(tokenizers.close)
         self._stack.push_async_callback(self._tasks.cancel)
         models = Models(registry, tokenizers, self._tasks)
+        store = open_store(config.pages, config.pages_redis, config.redis, config.namespace)
+        pages = None if store is None else Stored(store)
+        if pages is not None:
+            self._stack.push_async_callback(pages.close)
         dispatch = Dispatch(
             *(jobs, registry, PrefixIndex(broker), models),
             gateway=incarnation,
             max_queue=config.max_queue,
             rng=random.Random(),
             policy=Policy(config.policy),
+            pages=pages,
         )
         self._inference = InferenceService(
             incarnation=incarnation,

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from kvstore.ranges import Finite
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -81,6 +83,7 @@ class FleetConfig:
             *("--grpc-port", str(port)),
             *("--metrics-port", str(_nth(self.metrics_port, index))),
             *("--policy", self.policy),
+            *(("--pages", self.pages) if self.pages != "none" else ()),
             *("--grace", f"{self.grace:g}"),
         ]
 
@@ -136,7 +139,7 @@ def option(name: str, **settings: Any) -> Callable[[F], F]:
 
 def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
     """The options that describe a fleet, with a command's own defaults; `fleet_config` reads them."""
-    from worker.options import SHARED, setting
+    from worker.options import SHARED, THREADS, setting
 
     positive, port = click.IntRange(min=1), click.IntRange(0, 65535)
     names = {field.name: field.default for field in fields(FleetConfig)}
@@ -155,9 +158,9 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
         option("--redis", default="", help="URL of a Redis 7 or Valkey 8 server. Default: an embedded one."),
         option("--namespace", default="default", help="The fleet's name within one Redis."),
         *of_workers,
-        option("--threads", type=positive, default=None, help="Of each worker. Default: the cores, shared out."),
+        option("--threads", type=THREADS, default=None, help="Of each worker. Default: the cores, shared out."),
         option(
-            "--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that streams get to end at a stop."
+            "--grace", type=Finite(min=0), default=30.0, help="Seconds that streams get to end at a stop."
         ),
     ]
 

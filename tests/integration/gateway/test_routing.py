@@ -10,6 +10,8 @@ import pytest
 
 from gateway.prefixes import Index
 from kvstore.block_hash import chain, root
+from kvstore.page_dir import DirPages
+from kvstore.page_store import PageLimits, PageRef, StoredPage
 from kvstore.prefix_index import HeldChange, PrefixIndex, short
 from kvstore.registry import Load
 from octavo.v1 import fleet_pb2, inference_pb2
@@ -18,6 +20,7 @@ from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gateway.server import Gateway
     from kvstore.client import Broker
@@ -245,6 +248,33 @@ async def test_policies_are_chosen_at_the_start(broker: Broker, policy: str, wen
         assert went is None or [each.worker for each in found] == went
         held = {each.held_tokens for each in found[0].route.candidates}
         assert held == {48}, "what is expected is told under every policy"
+
+
+async def test_workers_with_blocks_of_other_sizes_are_asked_by_their_own_hashes(broker: Broker) -> None:
+    workers = [ScriptedWorker(broker, f"w{index}", block_size=8 << index) for index in range(3)]
+    async with fleet(broker, *workers) as client:
+        for worker in workers:
+            await offer(worker, PROMPT)
+            worker.serve()
+        await collect(client.generate(request("r1", prompt=PROMPT)))
+        candidates = (await explained(client, "r1")).route.candidates
+        assert [each.held_tokens for each in candidates] == [48, 48, 32]
+
+
+async def test_pages_in_the_store_count_for_those_who_would_fetch_them(broker: Broker, tmp_path: Path) -> None:
+    rates = {"prefill_tok_s": 100.0, "fetch_tok_s": 1000.0}
+    fetcher, computer = ScriptedWorker(broker, "w0", **rates), ScriptedWorker(broker, "w1", prefill_tok_s=100.0)
+    store = DirPages(tmp_path, PageLimits(budget=1 << 20, ttl_s=60))
+    hashes = chain(root(fetcher.info.fingerprint, 16), PROMPT, 16)
+    await store.put(fetcher.info.fingerprint, [StoredPage(PageRef(each, 0), b"page") for each in hashes])
+    async with fleet(broker, fetcher, computer, pages=f"dir:{tmp_path}") as client:
+        fetcher.serve()
+        responses = await collect(client.generate(request("r1", prompt=PROMPT)))
+        assert responses[0].route.predicted_cached_tokens == 48
+        chosen, other = (await explained(client, "r1")).route.candidates
+        assert (chosen.worker, chosen.held_tokens, chosen.stored_tokens, chosen.fetch_s) == ("w0", 0, 48, 0.048)
+        assert (other.stored_tokens, other.prefill_s, other.verdict) == (0, 0.5, "costlier")
+    await store.close()
 
 
 async def test_what_nobody_knows_is_not_explained(broker: Broker) -> None:

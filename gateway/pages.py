@@ -1,0 +1,101 @@
+"""What the page store has of a prompt beyond what workers hold: asked only where a worker would fetch it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import KvError
+from kvstore.outage import Outage
+from kvstore.page_store import PageLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gateway.prefixes import PromptHashes
+    from kvstore.block_hash import BlockHash
+    from kvstore.page_store import PageStore
+    from kvstore.registry import WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S: Final = 0.1
+"""How long the store may take. Without it a job is only placed worse, but it must not wait."""
+ALONE_S: Final = 5.0
+"""After a failure the store is left alone for so long."""
+MOST_QUESTIONS: Final = 4
+"""One for each place where some worker's part of the prompt ends; of more, the first ones."""
+# Of a store that is only read; how old its pages may be is for those who write them.
+_LIMITS: Final = PageLimits(budget=1 << 62, ttl_s=10.0 * 365 * 86_400)
+
+
+class PlaceError(OSError):
+    """Pages can't be where they are said to be; the message says which option to change."""
+
+
+def open_store(pages: str, pages_redis: str, broker: str, namespace: str) -> PageStore | None:
+    """The store that workers with the same settings use; None: none. Connects when it is first used.
+
+    Raises PlaceError for what is no place.
+    """
+    kind, _, path = pages.partition(":")
+    if kind == "dir" and path:
+        if pages_redis:
+            raise PlaceError(f"pages can't be both in {pages} and in a server: leave out --pages or --pages-redis")
+        from kvstore.page_dir import DirPages
+
+        return DirPages(Path(path).expanduser(), _LIMITS)
+    if pages not in ("none", "redis"):
+        raise PlaceError(f"--pages {pages} is not none, redis or dir:PATH")
+    if pages == "none" and not pages_redis:
+        return None
+    from kvstore.page_redis import RedisPages
+
+    return RedisPages(pages_redis or broker, namespace, _LIMITS)
+
+
+class Stored:
+    """Asks the store. What goes wrong there ends here."""
+
+    def __init__(
+        self, store: PageStore, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._limit_s = limit_s
+        self._clock = clock
+        self._outage = Outage(logger, "asking the store of pages")
+        self._again = 0.0
+
+    async def look(
+        self, workers: Sequence[WorkerInfo], hashes: PromptHashes, held: Mapping[str, int]
+    ) -> dict[str, int]:
+        """By worker id, how many of the prompt's blocks follow in the store on those that it holds, for workers that
+        fetch faster than they compute. `held`: blocks by worker id."""
+        questions: defaultdict[tuple[str, int, int], list[WorkerInfo]] = defaultdict(list)
+        for each in workers:
+            if each.fetch_tok_s > each.prefill_tok_s > 0 and held[each.id] < len(hashes.of(each)):
+                questions[each.fingerprint, each.block_size, held[each.id]].append(each)
+        if not questions or self._clock() < self._again:
+            return {}
+        asked = sorted(questions)[:MOST_QUESTIONS]
+        chains = [hashes.of(questions[question][0])[question[2] :] for question in asked]
+        try:
+            async with asyncio.timeout(self._limit_s):
+                found = await asyncio.gather(*(map(self._covered, asked, chains)))
+        except (TimeoutError, KvError) as error:
+            self._outage.failed("no answer in time" if isinstance(error, TimeoutError) else error)
+            self._again = self._clock() + ALONE_S
+            return {}
+        self._outage.worked()
+        return {each.id: blocks for question, blocks in zip(asked, found, strict=True) for each in questions[question]}
+
+    async def close(self) -> None:
+        """The store is not used any more."""
+        await self._store.close()
+
+    async def _covered(self, question: tuple[str, int, int], chain: Sequence[BlockHash]) -> int:
+        return await self._store.covered(question[0], chain)
