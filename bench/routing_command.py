@@ -43,7 +43,7 @@ SIMULATED: Final[dict[str, Any]] = {
     "workers": 32,
     "kv_tokens": 8192,
     "threads": 1,
-    "model": "simulated:500,100",
+    "model": "simulated:400,100",
     "ratios": (0.5, 1.0, 2.0, 4.0, 8.0),
     "loads": (3.0,),
     "hot": True,
@@ -52,7 +52,7 @@ SIMULATED: Final[dict[str, Any]] = {
     "fill": 5.0,
     "warm": 5.0,
     "seconds": 14.0,
-    "drain": 3.0,
+    "drain": 5.0,
 }
 """What isn't given is taken from here, with the real model and with --simulated."""
 
@@ -71,7 +71,7 @@ SIMULATED: Final[dict[str, Any]] = {
 @click.option("--seconds", type=click.FloatRange(min=1), help="Of each run, that count. Default: 30; simulated 14.")
 @click.option("--warm", type=click.FloatRange(min=0), help="Of each run, before that. Default: 4; simulated 5.")
 @click.option("--fill", type=click.FloatRange(min=0), help="Before that, to fill caches. Default: 10; simulated 5.")
-@click.option("--drain", type=click.FloatRange(min=0), help="Then, for what has begun. Default: 5; simulated 3.")
+@click.option("--drain", type=click.FloatRange(min=0), help="Then, for what has begun. Default: 5.")
 @click.option(
     "--capacity", type=click.FloatRange(min=0, min_open=True), help="Load 1, in requests/s. Default: measured."
 )

@@ -172,7 +172,7 @@ def test_defaults_with_a_real_model() -> None:
 
 def test_defaults_with_simulated_workers() -> None:
     settings, config = options("--simulated")
-    assert (settings.workers, settings.model) == (32, "simulated:500,100")
+    assert (settings.workers, settings.model) == (32, "simulated:400,100")
     assert [each.name for each in config.scenarios] == [
         *(f"ratio {ratio}" for ratio in ("0.5", "1", "2", "4", "8")),
         *("hot prefix", "hit-free"),
@@ -185,7 +185,7 @@ def test_parts_of_a_sweep() -> None:
         *("--simulated", "--workers", "3", "--kv-tokens", "2048", "--ratios", "0.5,3", "--loads", "1,2"),
         *("--no-hot", "--hit-free", "--policies", "prefix,random,prefix", "--seconds", "4", "--capacity", "2.5"),
     )
-    assert (settings.workers, settings.kv_tokens, settings.model) == (3, 2048, "simulated:500,100")
+    assert (settings.workers, settings.kv_tokens, settings.model) == (3, 2048, "simulated:400,100")
     assert [(each.name, each.load) for each in config.scenarios] == [
         *(("ratio 0.5", 1.0), ("ratio 0.5", 2.0), ("ratio 3", 1.0), ("ratio 3", 2.0)),
         ("hit-free", 0.8),
