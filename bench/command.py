@@ -16,7 +16,7 @@ import grpc.aio
 from bench.index_command import index
 from bench.kernels_command import kernels
 from bench.machine import describe_machine
-from bench.offline_command import engine, peers
+from bench.offline_command import THREADS, engine, peers
 from bench.params import OUT, PLOT, LengthsParam, LevelsParam
 from bench.path_command import path
 from bench.quality_command import quality
@@ -112,7 +112,7 @@ def command(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Of each sequence.")
 @click.option("--vocabulary", type=click.IntRange(min=2), default=49152, show_default=True, help="Width of the logits.")
 @click.option("--requests", type=click.IntRange(min=1), default=400, show_default=True, help="Of the mixed load.")
-@click.option("--threads", type=click.IntRange(min=1), help="Default: as many as torch takes.")
+@THREADS
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -144,7 +144,7 @@ def core(as_json: bool, threads: int | None, **values: Any) -> None:
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--turns", type=click.IntRange(min=2), default=15, show_default=True, help="Of each measurement.")
 @click.option("--layers", type=click.IntRange(min=1), default=30, show_default=True, help="With weights of their own.")
-@click.option("--threads", type=click.IntRange(min=1), help="Default: as many as torch takes.")
+@THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def exact(as_json: bool, threads: int | None, **values: Any) -> None:
     """Measure what equal bits cost: row-exact products and fixed attention tiles against torch's own."""

@@ -9,8 +9,10 @@ import click
 
 from bench.offline import LOADS, BadAnswerError, Load
 from bench.params import OUT, PLOT
+from kvstore.ranges import Finite
 from ops.console import INTERRUPTED, emit, emit_json, note
 from ops.show import print_table
+from worker.options import THREADS as MOST_THREADS
 
 
 class LoadsParam(click.ParamType[tuple[Load, ...]]):
@@ -45,7 +47,7 @@ CACHE = click.option(
 LOADS_OPTION = click.option("--workload", "loads", type=LoadsParam(), default=",".join(LOADS), show_default=True)
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="The same seed measures the same prompts.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-THREADS = click.option("--threads", type=click.IntRange(min=1), help="Default: one per core.")
+THREADS = click.option("--threads", type=MOST_THREADS, help="Default: one per core.")
 
 
 @click.command("engine")
@@ -106,7 +108,7 @@ def engine(
 @click.option("--check", is_flag=True, help="Small workloads, one round, into OUT/check: does every engine run?")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are over these.")
 @click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
-@click.option("--turn-limit", type=click.FloatRange(min=1), default=600, show_default=True, help="Seconds, a workload.")
+@click.option("--turn-limit", type=Finite(min=1), default=600, show_default=True, help="Seconds, a workload.")
 @OUT
 @PLOT
 @THREADS

@@ -10,6 +10,7 @@ import click
 
 from bench.offline_command import CACHE, JSON, SEED, THREADS, cache_folder
 from bench.params import OUT, PLOT, LevelsParam
+from kvstore.ranges import Finite
 from ops.console import emit, emit_json, note
 from ops.show import print_table
 
@@ -40,7 +41,7 @@ class BlockSizesParam(LevelsParam):
 @click.option("--requests", type=click.IntRange(min=1), default=150, show_default=True, help="Of the mixed load.")
 @click.option(
     "--most-unused",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     default=0.04,
     show_default=True,
     help="Share of the allocated slots that may hold nothing.",

@@ -159,9 +159,7 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
         option("--namespace", default="default", help="The fleet's name within one Redis."),
         *of_workers,
         option("--threads", type=THREADS, default=None, help="Of each worker. Default: the cores, shared out."),
-        option(
-            "--grace", type=Finite(min=0), default=30.0, help="Seconds that streams get to end at a stop."
-        ),
+        option("--grace", type=Finite(min=0), default=30.0, help="Seconds that streams get to end at a stop."),
     ]
 
     def decorate(function: F) -> F:

@@ -15,6 +15,7 @@ import grpc.aio
 
 from gateway.config import MAX_REQUEST_BYTES
 from kvstore.limits import MAX_STOP_TOKENS, MAX_STOPS
+from kvstore.ranges import Finite
 from octavo.v1 import inference_pb2
 from ops import ranges
 from ops.answer import Answer, BrokenStream
@@ -101,7 +102,7 @@ class GenerateConfig:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.001),
+    type=Finite(min=0.001),
     help="Seconds for the whole answer; it is cancelled then. Default: any.",
 )
 @option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")

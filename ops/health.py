@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import click
 from click.core import ParameterSource
 
+from kvstore.ranges import Finite
 from ops.config import DEFAULT_TARGET, option
 from ops.console import emit, emit_json
 
@@ -34,7 +35,7 @@ class Checked:
 @option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
 @click.option("--alive", is_flag=True, help="Ask the gateway only whether its process is alive, workers or not.")
 @click.option("--metrics", default="", help="HOST:PORT of the Prometheus endpoint of a worker or gateway.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Seconds, for each.")
+@click.option("--timeout", type=Finite(min=0.1), default=3.0, show_default=True, help="Seconds, for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print what each said as JSON.")
 @click.pass_context
 def command(context: click.Context, target: str, alive: bool, metrics: str, timeout: float, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from kvstore.limits import (
     MAX_TOP,
     MIN_REPETITION,
 )
+from kvstore.ranges import Finite
 
 if TYPE_CHECKING:
     from click import Context, Parameter
@@ -55,9 +56,9 @@ SEED: Final = click.IntRange(0, 2**64 - 1)
 CHOICES: Final = click.IntRange(1, MAX_CHOICES)
 PRIORITY: Final = click.IntRange(-MAX_PRIORITY, MAX_PRIORITY)
 TOP: Final = click.IntRange(0, MAX_TOP)
-TEMPERATURE: Final = click.FloatRange(0, MAX_TEMPERATURE)
-TOP_P: Final = click.FloatRange(0, 1, min_open=True)
-MIN_P: Final = click.FloatRange(0, 1)
-REPETITION: Final = click.FloatRange(MIN_REPETITION, MAX_REPETITION)
-PENALTY: Final = click.FloatRange(-MAX_PENALTY, MAX_PENALTY)
-BIAS: Final = click.FloatRange(-MAX_BIAS, MAX_BIAS)
+TEMPERATURE: Final = Finite(0, MAX_TEMPERATURE)
+TOP_P: Final = Finite(0, 1, min_open=True)
+MIN_P: Final = Finite(0, 1)
+REPETITION: Final = Finite(MIN_REPETITION, MAX_REPETITION)
+PENALTY: Final = Finite(-MAX_PENALTY, MAX_PENALTY)
+BIAS: Final = Finite(-MAX_BIAS, MAX_BIAS)

@@ -20,10 +20,11 @@ import click
 from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
+from kvstore.ranges import Finite
 from worker.config import MAX_ID_LENGTH, PagesConfig, WorkerConfig
 from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
-from worker.options import SHARED, check_sizes, pages_place, setting
+from worker.options import SHARED, THREADS_OR_AUTO, check_sizes, pages_place, setting
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -84,11 +85,11 @@ OPTIONS = [
     *shared("--kv-tokens", "--cache-tokens", "--block-size", "--block-run"),
     *shared("--pages", "--pages-redis", "--pages-bytes", "--pages-ttl", "--spill-buffer"),
     *shared("--max-running", "--step-tokens", "--chunk-tokens", "--steal/--no-steal"),
-    option("--threads", type=click.IntRange(min=0), default=0, help="Threads of a product; 0: one per core."),
+    option("--threads", type=THREADS_OR_AUTO, default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
-    option("--grace", type=click.FloatRange(min=0), default=30.0, help="Seconds that running jobs get at SIGTERM."),
-    option("--orphan-grace", type=click.FloatRange(min=0), default=10.0, help="And when their gateway has died."),
+    option("--grace", type=Finite(min=0), default=30.0, help="Seconds that running jobs get at SIGTERM."),
+    option("--orphan-grace", type=Finite(min=0), default=10.0, help="And when their gateway has died."),
 ]
 
 

@@ -9,7 +9,14 @@ from typing import Any, Final
 
 import click
 
+from kvstore.ranges import Finite
 from worker.kernels.native.library import LEVELS
+
+MAX_THREADS: Final = 1024
+"""Of one process. More than any machine has cores; torch crashes when it is asked for far more."""
+THREADS: Final = click.IntRange(1, MAX_THREADS)
+THREADS_OR_AUTO: Final = click.IntRange(0, MAX_THREADS)
+"""0 leaves it to the process."""
 
 SHARED: Final[dict[str, dict[str, Any]]] = {
     "--model": {
@@ -65,7 +72,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     },
     "--pages-bytes": {"type": click.IntRange(min=1), "default": 1 << 30, "help": "Of all pages together, at most."},
     "--pages-ttl": {
-        "type": click.FloatRange(min=1),
+        "type": Finite(min=1),
         "default": 86400.0,
         "help": "Seconds without use after which a page is forgotten.",
     },

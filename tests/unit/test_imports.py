@@ -165,7 +165,7 @@ def test_the_gateway_imports_no_model_library() -> None:
         ("ops.show", {"torch", "matplotlib", "gateway", "worker"}),
         ("ops.up", {"torch", "transformers", "matplotlib", "gateway"}),
         ("bench.command", {"torch", "transformers", "matplotlib", "gateway"}),
-        ("worker.options", {"torch", "grpc", "kvstore"}),
+        ("worker.options", {"torch", "grpc", "redis"}),
     ],
 )
 def test_loading_a_module_leaves_heavy_ones_out(module: str, absent: set[str]) -> None:
