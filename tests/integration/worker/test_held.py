@@ -17,6 +17,9 @@ from kvstore.registry import Registry
 from tests.integration.kvstore.proxy import Proxy
 from tests.integration.worker.one_worker import Fleet, joined, running_worker
 from tests.support.waiting import until
+from worker import fetch
+from worker.break_even import BreakEven
+from worker.config import PagesConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -267,3 +270,34 @@ async def test_a_lease_tells_rates_that_follow_the_steps(broker: Broker, model_d
             return now.step_ms not in (0, at_load.step_ms) and now.prefill_tok_s not in (0, at_load.prefill_tok_s)
 
         await until(told, within_s=10)
+
+
+async def test_pages_that_are_taken_in_are_shown(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was evicted comes back from the store: the index follows, and the lease tells how fast."""
+    monkeypatch.setattr(BreakEven, "pays", lambda *_: True)
+    monkeypatch.setattr(fetch, "LEAST_LIMIT_S", 20.0)
+    pages = PagesConfig(folder=str(tmp_path / "pages"))
+    async with running_worker(broker, model_dir, tmp_path, kv_tokens=256, pages=pages) as fleet:
+        await answer(fleet, "a", PROMPT)
+        for index in range(4):
+            await answer(fleet, f"other{index}", [7 + index, *range(60, 200)])
+        await agree(fleet)
+
+        async def stored() -> bool:
+            pages = fleet.metrics.get_sample_value("octavo_pages_total", {"event": "stored"}) or 0
+            return await matched(fleet, PROMPT) == 0 and pages >= 10
+
+        await until(stored, within_s=20)
+        await answer(fleet, "b", PROMPT)
+        assert (await fleet.ended("b"))[0].route.cached_tokens == 48
+        await agree(fleet)
+        assert await matched(fleet, PROMPT) == 3
+
+        async def told() -> bool:
+            (info,) = await Registry(broker).workers()
+            return info.fetch_tok_s > 0
+
+        await until(told, within_s=5)
+        assert fleet.metrics.get_sample_value("octavo_index_repairs_total") == 0
