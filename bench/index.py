@@ -7,19 +7,17 @@ time of the whole process, which covers parsing and publishing as well.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.index_figures import Part, Reading, part
+from bench.index_broker import delivery, listening, read
+from bench.index_figures import Part, part
 from bench.machine import describe_machine
 from kvstore.block_hash import chain, root
 from kvstore.client import BrokerConfig, connect
-from kvstore.doorbell import Doorbell
 from kvstore.embedded import EmbeddedBroker
 from kvstore.jobs import Commit, Jobs
 from kvstore.prefix_index import HeldChange, PrefixIndex, Seen, short
@@ -27,7 +25,7 @@ from kvstore.registry import Load, Registry, WorkerInfo, new_incarnation
 from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from kvstore.client import Broker
@@ -157,7 +155,7 @@ class Bench:
         filled: list[tuple[bytes, ...]] = [()]
 
         async def once(turn: int) -> None:
-            step = [_delivery(request_id, turn) for request_id in ids]
+            step = [delivery(request_id, turn) for request_id in ids]
             change = None
             if index:
                 new = tuple(self._dice.randbytes(16) for _ in range(BLOCKS_PER_CALL))
@@ -168,7 +166,7 @@ class Bench:
                 raise AssertionError("a step was not written")
 
         name = f"commit of {len(ids)} tokens" + (f", {BLOCKS_PER_CALL} blocks in and out" if index else "")
-        async with _listening(self._broker, self._broker.keys.channel("gateway")):
+        async with listening(self._broker, self._broker.keys.channel("gateway")):
             return await self._timed(name, once, self._config.steps, tokens=len(ids))
 
     async def _match(self, name: str, depths: Sequence[int]) -> Part:
@@ -272,35 +270,3 @@ async def run_index(config: IndexConfig, note: Callable[[str], None]) -> dict[st
         "held_besides": config.held,
         "parts": [each.as_dict() for each in parts],
     }
-
-
-async def read(broker: Broker) -> Reading:
-    """What the server has spent so far."""
-    info = await broker.call("INFO", "commandstats", "cpu")
-    scripts = info.get("cmdstat_evalsha", {"usec": 0})
-    cpu = info["used_cpu_user"] + info["used_cpu_sys"]
-    return Reading(scripts["usec"] / 1e6, float(cpu))
-
-
-def _delivery(request_id: str, start: int) -> job_pb2.Delivery:
-    body = inference_pb2.Chunk(start=start, token_ids=[start % 50_000], text=" word")
-    return job_pb2.Delivery(request_id=request_id, attempt=1, chunk=body)
-
-
-@asynccontextmanager
-async def _listening(broker: Broker, channel: str) -> AsyncIterator[None]:
-    """Somebody takes what is published there."""
-    bell = Doorbell(broker)
-    await bell.open(channel)
-
-    async def listen() -> None:
-        async for _ in bell:
-            pass
-
-    task = asyncio.create_task(listen())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await bell.close()
