@@ -217,9 +217,13 @@ def _first_difference(call: Call, choice: int, right: tuple[int, ...]) -> tuple[
 def _same_text(request: Request, choice: int, one: Seen, oracle: Answer, rules: Rules) -> Iterator[Finding]:
     right = oracle.choices[choice]
     tokens = [one.tokens[index] for index in sorted(one.tokens)]
-    if sorted(one.tokens) != list(range(len(tokens))) or len(one.finishes) > 1:
-        return  # told already
     where = f"choice {choice}"
+    if sorted(one.tokens) != list(range(len(tokens))):
+        if one.whole:
+            yield Finding("I2", "hole", request.id, f"{where}: {len(tokens)} tokens came, up to {max(one.tokens)}")
+        return
+    if len(one.finishes) > 1:
+        return  # told already
     for text in one.texts:
         if not one.text.startswith(text):
             yield Finding("I2", "text", request.id, f"{where}: calls gave {text[-40:]!r} and {one.text[-40:]!r}")
@@ -232,6 +236,5 @@ def _same_text(request: Request, choice: int, one: Seen, oracle: Answer, rules: 
         # A stop string and what is held back are not in the text.
         whole = rules.decode(tokens)
         if not whole.startswith(one.text):
-            yield Finding(
-                "I2", "text", request.id, f"{where}: {one.text[-40:]!r} is not of its tokens: {whole[-40:]!r}"
-            )
+            says = f"{where}: {one.text[-40:]!r} is not of its tokens: {whole[-40:]!r}"
+            yield Finding("I2", "text", request.id, says)
