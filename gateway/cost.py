@@ -14,9 +14,10 @@ work that workers have, and what jobs add to each other's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,8 +66,7 @@ class Work:
     choices: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A live worker of the wanted model, as a decision sees it. Counts of tokens."""
 
     worker: str
@@ -77,6 +77,7 @@ class Candidate:
     load: Load
     """Charged to it and not refunded."""
     rates: Rates = DEFAULTS
+    """To reckon with (see ``level``)."""
     held: int = 0
     """Of the prompt, from its beginning on: what is in its cache, or will be when the job's turn comes."""
     stored: int = 0
@@ -89,9 +90,9 @@ class Candidate:
     """Of the pool, in use when it last told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """In seconds."""
+class Cost(NamedTuple):
+    """In seconds. A named tuple, like what else is made for each worker of each decision, as that takes a third of the
+    time."""
 
     wait_s: float
     prefill_s: float
@@ -116,7 +117,7 @@ def cached(work: Work, candidate: Candidate) -> int:
 
 
 def cost(work: Work, candidate: Candidate) -> Cost:
-    """Of giving the job to the candidate, whose rates are all measured or estimated (see ``level``)."""
+    """Of giving the job to the candidate."""
     rates, load = candidate.rates, candidate.load
     computed = work.prompt - cached(work, candidate)
     running = min(load.jobs, candidate.max_running) if candidate.max_running else load.jobs
@@ -142,19 +143,19 @@ def cost(work: Work, candidate: Candidate) -> Cost:
     )
 
 
-def level(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with rates to reckon with: those of one kind that are near their median become the median, as does
-    one that is not measured yet; where none of a kind is measured, the median of all stands in, or else DEFAULTS."""
-    kinds: dict[str, Rates] = {}
-    everyone = _median((each.rates for each in candidates), DEFAULTS)
-    for kind in {each.kind for each in candidates}:
-        kinds[kind] = _median((each.rates for each in candidates if each.kind == kind), everyone)
-    return [replace(each, rates=_leveled(each.rates, kinds[each.kind])) for each in candidates]
+def level(kinds: Sequence[str], rates: Sequence[Rates]) -> list[Rates]:
+    """The rates to reckon with, of workers of these kinds: those of one kind that are near their median become the
+    median, as does what is not measured yet; where nobody of a kind has measured, the median of all stands in, or else
+    DEFAULTS."""
+    everyone = _median(rates, DEFAULTS)
+    of_kind: defaultdict[str, list[Rates]] = defaultdict(list)
+    for kind, own in zip(kinds, rates, strict=True):
+        of_kind[kind].append(own)
+    middles = {kind: _median(known, everyone) for kind, known in of_kind.items()}
+    return [_leveled(own, middles[kind]) for kind, own in zip(kinds, rates, strict=True)]
 
 
-def _median(rates: Iterable[Rates], default: Rates) -> Rates:
-    known = list(rates)
-
+def _median(known: Sequence[Rates], default: Rates) -> Rates:
     def of(values: Iterable[float], otherwise: float) -> float:
         measured = [value for value in values if value > 0]
         return median(measured) if measured else otherwise

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from operator import is_not
 from typing import TYPE_CHECKING, Final
 
 from gateway.answers import MAX_MODELS, Answers
-from gateway.cost import Candidate, Rates, Work, cached
+from gateway.cost import Candidate, Rates, Work, cached, level
 from gateway.errors import STARTING, DeadlinePassed, NoWorker, Overloaded
 from gateway.pending import Pending, Promises, added
 from gateway.prefixes import Index, Looks, PromptHashes, View
@@ -96,6 +97,7 @@ class Dispatch:
         self._policy = policy
         self._pending = Pending()
         self._promises = Promises()
+        self._speeds = Speeds()
         self._last: OrderedDict[str, str] = OrderedDict()
         self.answers = Answers()
         """What is learnt of how long answers are."""
@@ -191,10 +193,20 @@ class Dispatch:
         # A prompt whose own log-probabilities are wanted is computed as a whole.
         scored = job.HasField("prompt_logprobs")
         found: list[Candidate] = []
-        for each in workers:
-            load = added(view.loads[each.id], unseen.get(each.incarnation, Load()))
-            held, stored = (0, 0) if scored else (view.held[each.id], view.stored.get(each.id, 0))
-            found.append(candidate_of(each, load, held, stored))
+        for each, rates in zip(workers, self._speeds.of(workers), strict=True):
+            load, size = view.loads[each.id], each.block_size
+            if each.incarnation in unseen:
+                load = added(load, unseen[each.incarnation])
+            found.append(
+                Candidate(
+                    *(each.id, each.incarnation, each.state, each.fingerprint, load, rates),
+                    held=0 if scored else view.held[each.id] * size,
+                    stored=0 if scored else view.stored.get(each.id, 0) * size,
+                    max_running=each.max_running,
+                    kv_tokens=each.kv_tokens,
+                    used=each.blocks_used * size,
+                )
+            )
         return found
 
     def _seem_full(self, candidates: Sequence[Candidate], refused: Mapping[str, str]) -> dict[str, str]:
@@ -238,26 +250,23 @@ class Dispatch:
         return Sent(submitted, offer.target.worker, offer.predicted, offer.promise)
 
 
-def candidate_of(worker: WorkerInfo, load: Load, held: int, stored: int) -> Candidate:
-    """A worker as a decision sees it. Blocks of the prompt: `held`, which it has or will have, and `stored`."""
-    return Candidate(
-        worker=worker.id,
-        incarnation=worker.incarnation,
-        state=worker.state,
-        kind=worker.fingerprint,
-        load=load,
-        rates=Rates(
-            prefill_tok_s=worker.prefill_tok_s,
-            step_s=worker.step_ms / 1000,
-            sequence_s=worker.sequence_ms / 1000,
-            fetch_tok_s=worker.fetch_tok_s,
-        ),
-        held=held * worker.block_size,
-        stored=stored * worker.block_size,
-        max_running=worker.max_running,
-        kv_tokens=worker.kv_tokens,
-        used=worker.blocks_used * worker.block_size,
-    )
+class Speeds:
+    """Rates to reckon with, computed once for each look at the fleet: the same leases serve many decisions."""
+
+    def __init__(self) -> None:
+        self._workers: Sequence[WorkerInfo] = ()
+        self._rates: list[Rates] = []
+
+    def of(self, workers: Sequence[WorkerInfo]) -> list[Rates]:
+        """One for each."""
+        if len(workers) != len(self._workers) or any(map(is_not, workers, self._workers)):
+            self._workers = workers
+            told = [
+                Rates(each.prefill_tok_s, each.step_ms / 1000, each.sequence_ms / 1000, each.fetch_tok_s)
+                for each in workers
+            ]
+            self._rates = level([each.fingerprint for each in workers], told)
+        return self._rates
 
 
 def _full(jobs: int, limit: int) -> str:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.cost import Candidate, Cost, Work, cost, level
+from gateway.cost import Candidate, Cost, Work, cost
 from kvstore.registry import READY
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ class Policy(StrEnum):
     RANDOM = "random"
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """A candidate with the rates that it was reckoned with. `verdict`: chosen, tied, costlier, or why not at all."""
+class Considered(NamedTuple):
+    """A candidate as it was judged. `verdict`: chosen, tied, costlier, or why not at all."""
 
     candidate: Candidate
     cost: Cost
@@ -73,9 +72,8 @@ def route(
     `refused`: incarnation to reason, for workers that can't take this job. `last`: the worker that was chosen before
     this, for round-robin.
     """
-    leveled = level(candidates)
-    costs = {each.incarnation: cost(work, each) for each in leveled}
-    able = [each for each in leveled if each.state == READY and each.incarnation not in refused]
+    costs = {each.incarnation: cost(work, each) for each in candidates}
+    able = [each for each in candidates if each.state == READY and each.incarnation not in refused]
     best = {each.incarnation for each in _best(able, costs, policy, last)}
     winner = rng.choice([each for each in able if each.incarnation in best]) if best else None
 
@@ -90,7 +88,7 @@ def route(
             return "tied"
         return "not its turn" if policy is Policy.ROUND_ROBIN else "costlier"
 
-    considered = tuple(Considered(each, costs[each.incarnation], verdict(each)) for each in leveled)
+    considered = tuple(Considered(each, costs[each.incarnation], verdict(each)) for each in candidates)
     return Decision(work, policy, next((each for each in considered if each.verdict == "chosen"), None), considered)
 
 

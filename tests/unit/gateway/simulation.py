@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from gateway.cost import Candidate, Rates, Work, cached
+from gateway.cost import Candidate, Rates, Work, cached, level
 from gateway.pending import Promises
 from gateway.router import Policy, route
 from kvstore.registry import READY, Load
@@ -224,6 +224,8 @@ def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Polic
             each.candidate(job, max(each.held(job.blocks), promises.held(each.name, job.blocks)), job.arrival_s)
             for each in workers
         ]
+        leveled = level([each.kind for each in candidates], [each.rates for each in candidates])
+        candidates = [each._replace(rates=rates) for each, rates in zip(candidates, leveled, strict=True)]
         decision = route(candidates, work, policy=policy, refused={}, rng=rng, last=last)
         assert decision.chosen is not None
         last = decision.chosen.candidate.worker

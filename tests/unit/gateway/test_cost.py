@@ -15,7 +15,7 @@ IDLE = Candidate("a", "a-1", "ready", "f", Load(), RATES, max_running=8, kv_toke
 
 
 def charged(jobs: int = 0, tokens: int = 0, prefill: int = 0, **fields: int) -> Candidate:
-    return replace(IDLE, load=Load(jobs, tokens, prefill), **fields)
+    return IDLE._replace(load=Load(jobs, tokens, prefill), **fields)
 
 
 def assert_cost(candidate: Candidate, expected: Cost, work: Work = WORK) -> None:
@@ -30,7 +30,7 @@ def test_on_an_idle_worker_a_job_costs_its_own_work() -> None:
 
 
 def test_what_is_held_is_not_computed() -> None:
-    assert_cost(replace(IDLE, held=1440), Cost(0, 0.06, 0, 0.5 + STALL * 0.06))
+    assert_cost(IDLE._replace(held=1440), Cost(0, 0.06, 0, 0.5 + STALL * 0.06))
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_what_is_held_is_not_computed() -> None:
 )
 def test_the_last_token_is_always_computed(prompt: int, held: int, found: int) -> None:
     work = Work(prompt, 1, 1)
-    assert cached(work, replace(IDLE, held=held)) == found
-    assert cost(work, replace(IDLE, held=held)).prefill_s == pytest.approx((prompt - found) / 1000)
+    assert cached(work, IDLE._replace(held=held)) == found
+    assert cost(work, IDLE._replace(held=held)).prefill_s == pytest.approx((prompt - found) / 1000)
 
 
 def test_prompts_that_were_sent_before_are_waited_for() -> None:
@@ -70,8 +70,8 @@ def test_without_room_in_the_pool_answers_have_to_end_first() -> None:
     lifetime = 100 * (0.01 + 3 * 0.002)
     full = charged(4, 30_000, 2_000, used=14_000)
     assert cost(WORK, full).wait_s == pytest.approx(2.0 + 1_500 / 16_000 * lifetime)
-    assert cost(WORK, replace(full, held=1_499)).wait_s == pytest.approx(2.0 + 1 / 16_000 * lifetime)
-    assert cost(WORK, replace(full, used=12_000)).wait_s == pytest.approx(2.0)
+    assert cost(WORK, full._replace(held=1_499)).wait_s == pytest.approx(2.0 + 1 / 16_000 * lifetime)
+    assert cost(WORK, full._replace(used=12_000)).wait_s == pytest.approx(2.0)
 
 
 def test_a_pool_holds_no_more_than_what_is_charged_to_it() -> None:
@@ -86,17 +86,16 @@ def test_answers_at_their_maximum_do_not_fill_a_pool() -> None:
 
 
 def test_pages_are_fetched_where_that_is_faster() -> None:
-    slow = replace(IDLE, held=160, stored=1280, rates=replace(RATES, fetch_tok_s=900.0))
+    slow = IDLE._replace(held=160, stored=1280, rates=replace(RATES, fetch_tok_s=900.0))
     assert_cost(slow, Cost(0, 1.34, 0, 0.5 + STALL * 1.34))
     assert cached(WORK, slow) == 160
-    fast = replace(slow, rates=replace(RATES, fetch_tok_s=6400.0))
+    fast = slow._replace(rates=replace(RATES, fetch_tok_s=6400.0))
     assert_cost(fast, Cost(0, 0.06, 0.2, 0.5 + STALL * 0.06))
     assert cached(WORK, fast) == 1440
 
 
 def rates_of(*workers: Rates, kinds: str = "") -> list[Rates]:
-    made = [replace(IDLE, rates=each, kind=kinds[i : i + 1] or "f") for i, each in enumerate(workers)]
-    return [each.rates for each in level(made)]
+    return level(kinds or "f" * len(workers), workers)
 
 
 def test_near_rates_of_equal_workers_are_taken_for_the_same() -> None:

@@ -20,7 +20,7 @@ def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() ->
     held = Candidate(
         "a", "a-1", "ready", "f", Load(1, 700, 250), RATES, 512, 256, max_running=8, kv_tokens=4096, used=48
     )
-    full = Candidate("b", "b-1", "ready", "f", Load(9, 9, 9), Rates())
+    full = Candidate("b", "b-1", "ready", "f", Load(9, 9, 9), RATES)
     work = Work(prompt=1000, answer=4, others=8, choices=2)
     decision = route([full, held], work, policy=Policy.PREFIX, refused={"b-1": "full"}, rng=random.Random(0))
     record = record_of(decision, "r1", Index.DEGRADED, 1234)
