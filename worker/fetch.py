@@ -55,15 +55,17 @@ class Fetch:
         engine: Engine,
         paging: Paging,
         adopt: Callable[[Adoption], object],
+        used: Callable[[Sequence[PageRef]], None],
         prefill_tok_s: Callable[[], float],
         buffer_bytes: int,
     ) -> None:
         """``adopt`` hands pages to the engine's thread, which has at most ``buffer_bytes`` of them to take at a time.
-        ``prefill_tok_s`` tells how fast this worker computes prompts."""
+        ``used`` is told which pages were of use. ``prefill_tok_s`` tells how fast this worker computes prompts."""
         self._client = client
         self._engine = engine
         self._paging = paging
         self._adopt = adopt
+        self._used = used
         self._prefill_tok_s = prefill_tok_s
         self.break_even = BreakEven()
         self._turns = asyncio.Semaphore(FETCHES)
@@ -71,7 +73,7 @@ class Fetch:
         """Pages that may still be on their way to the engine."""
         self._made_room = asyncio.Event()
         self._coming: dict[BlockHash, asyncio.Event] = {}
-        """Pages that are being fetched, with what is set when they are on their way to the engine, or won't be."""
+        """Pages that are looked for, with what is set when they are on their way to the engine, or won't be."""
         self._posted: set[BlockHash] = set()
         """Pages on their way to the engine."""
         self._logged = float("-inf")
@@ -127,14 +129,22 @@ class Fetch:
             names = self.lacking(request)
         if not names:
             return
-        async with self._turns:
-            await self._fetch(names, until)
+        done = asyncio.Event()
+        mine = [name.hash for name in names if name.hash not in self._coming]
+        self._coming |= dict.fromkeys(mine, done)
+        try:
+            async with self._turns:
+                await self._fetch(names, until)
+        finally:
+            for hash_ in mine:
+                del self._coming[hash_]
+            done.set()
 
     async def _fetch(self, names: list[PageName], until: float) -> None:
         client, metrics, size = self._client, self._client.metrics, self._client.form.block_size
         hashes = [name.hash for name in names]
         began = time.monotonic()
-        limit = max((until - began) * ASKING_SHARE, LEAST_LIMIT_S)
+        limit = (until - began) * ASKING_SHARE
         covered = await client.call(lambda: client.store.covered(client.form.fingerprint, hashes), limit_s=limit)
         if covered is None:
             metrics.miss(UNREACHABLE)
@@ -144,17 +154,8 @@ class Fetch:
         if covered < len(names):
             metrics.miss(ABSENT)
         names = names[: self.break_even.most(covered * size, self._prefill_tok_s(), now) // size] if covered else []
-        if not names:
-            return
-        done = asyncio.Event()
-        mine = [name.hash for name in names if name.hash not in self._coming]
-        self._coming |= dict.fromkeys(mine, done)
-        try:
+        if names:
             await self._bring(names, until)
-        finally:
-            for hash_ in mine:
-                del self._coming[hash_]
-            done.set()
 
     async def _bring(self, names: list[PageName], until: float) -> None:
         """Fetches, checks and hands over, some at a time, until something is missing or time is up."""
@@ -172,9 +173,7 @@ class Fetch:
             if pages is None or len(pages) < len(some):
                 break
         self.break_even.fetched(found * size, time.monotonic() - began - waited)
-        refs = [PageRef(name.hash, name.position) for name in names[:found]]
-        if refs:
-            await client.call(lambda: client.store.renew(client.form.fingerprint, refs))
+        self._used([PageRef(name.hash, name.position) for name in names[:found]])
         self._tell()
 
     async def _values(

@@ -66,7 +66,9 @@ class Pages:
         assert engine.paging is not None
         self._paging = engine.paging
         self._blocks = blocks
-        self._fetch = Fetch(self._client, engine, engine.paging, adopt, prefill_tok_s, self._config.buffer)
+        self._fetch = Fetch(
+            self._client, engine, engine.paging, adopt, self._spill.used, prefill_tok_s, self._config.buffer
+        )
 
     @property
     def fetch_tok_s(self) -> float:

@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 MOST_A_STEP: Final = 64
 """Blocks that are read beside one step, at most: it waits for that."""
+MOST_USED: Final = 8192
+"""Pages that wait to be counted as used, at most."""
+MOST_RENEWED: Final = 512
+"""Of these, in one call."""
 TEND_S: Final = 5.0
 """How often the store is tended."""
 
@@ -43,6 +47,7 @@ class Spill:
         """Pages to be stored, and prefixes whose pages are to be deleted."""
         self._pages = 0
         """Of those, and of those being written, how many are pages."""
+        self._used: deque[PageRef] = deque(maxlen=MOST_USED)
         self._news = asyncio.Event()
 
     def leave(self) -> int:
@@ -68,13 +73,20 @@ class Spill:
         self._waiting.extend(hashes)
         self._told()
 
+    def used(self, refs: Sequence[PageRef]) -> None:
+        """These were fetched: they count as used, when it comes to it. The oldest are forgotten when there are many."""
+        self._used.extend(refs)
+        self._told()
+
     async def run(self) -> None:
         """Writes what waits. Never returns."""
         while True:
             await self._news.wait()
-            while self._waiting:
+            while self._waiting or self._used:
                 await self._client.until_allowed()
-                await self._write_some()
+                await self._renew_used()
+                if self._waiting:
+                    await self._write_some()
             self._news.clear()
 
     async def tend(self) -> None:
@@ -134,6 +146,11 @@ class Spill:
         self._pages -= len(pages)
         self._gauge()
 
+    async def _renew_used(self) -> None:
+        refs = [self._used.popleft() for _ in range(min(len(self._used), MOST_RENEWED))]
+        if refs:
+            await self._client.call(lambda: self._client.store.renew(self._client.form.fingerprint, refs))
+
     async def _delete(self, doubted: list[BlockHash]) -> bool:
         client = self._client
 
@@ -179,7 +196,7 @@ class Spill:
 
     def _told(self) -> None:
         self._gauge()
-        if self._waiting:
+        if self._waiting or self._used:
             self._news.set()
 
     def _gauge(self) -> None:
