@@ -73,17 +73,24 @@ class GroupedLoad:
         """Arrivals of a Poisson process of `rate` per second, each of a group drawn evenly."""
         numbers = random.Random(f"{self.seed}/{scenario.name}/{scenario.load:g}")
         prefixes = [self._prefix(group, vocab_size) for group in range(scenario.groups)]
-        return [self._ask(due_s, prefixes, numbers, vocab_size) for due_s in arrivals(rate, seconds, self.seed)]
+        asks = []
+        for due_s in arrivals(rate, seconds, self.seed):
+            group = numbers.randrange(scenario.groups) if scenario.groups else -1
+            asks.append(self._ask(due_s, group, prefixes, numbers, vocab_size))
+        return asks
 
     def endless(self, groups: int, vocab_size: int) -> Iterator[Ask]:
-        """Requests without end, of groups drawn evenly, or of none; all due at once, with tails that no run has."""
+        """Requests without end, of one group after the other, or of none; all due at once, with tails that no run has.
+        Groups come in another order each time."""
         numbers = random.Random(f"{self.seed}/endless")
         prefixes = [self._prefix(group, vocab_size) for group in range(groups)]
         while True:
-            yield self._ask(0.0, prefixes, numbers, vocab_size)
+            for group in numbers.sample(range(groups), groups) if groups else (-1,):
+                yield self._ask(0.0, group, prefixes, numbers, vocab_size)
 
-    def _ask(self, due_s: float, prefixes: Sequence[tuple[int, ...]], numbers: random.Random, vocab_size: int) -> Ask:
-        group = numbers.randrange(len(prefixes)) if prefixes else -1
+    def _ask(
+        self, due_s: float, group: int, prefixes: Sequence[tuple[int, ...]], numbers: random.Random, vocab_size: int
+    ) -> Ask:
         prefix = prefixes[group] if prefixes else _tokens(numbers, self.prefix_tokens, vocab_size)
         tail = _tokens(numbers, self.tail_tokens.draw(numbers), vocab_size)
         return Ask(due_s, group, (*prefix, *tail), self.output_tokens.draw(numbers))
