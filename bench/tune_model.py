@@ -13,7 +13,7 @@ from worker.model import loader
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
 from worker.model.decoder.native import LANES, Decoder
-from worker.model.errors import ModelUnsupported
+from worker.model.errors import ModelUnsupported, NoRoom
 from worker.step import StepRow
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def load(
     """Loads a model with pages for ``kv_tokens`` tokens, as a worker does.
 
     Raises:
-        ModelError: it can't be found or read, or no native kernels run it.
+        ModelError: it can't be found or read, no native kernels run it, or memory has no room for the pages.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -97,6 +97,8 @@ def load(
         )
     try:
         runner = decoder.load(files, native, num_blocks=kv_tokens // BLOCK_STEP, block_size=BLOCK_STEP, progress=note)
+    except NoRoom as error:
+        raise error.as_option(kv_tokens) from error
     except NotFused as reason:
         raise ModelUnsupported(f"{files.name} doesn't run in the fused decoder: {reason}") from reason
     torch.set_num_threads(1)  # as in a worker

@@ -10,6 +10,7 @@ from kvstore.registry import ModelCard, WorkerInfo
 from worker.engine import Engine
 from worker.measure import measure
 from worker.model import simulated
+from worker.model.errors import NoRoom
 from worker.rates import UNMEASURED, Measured
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
@@ -36,9 +37,12 @@ def build(config: WorkerConfig, incarnation: str, metrics: str, progress: Callab
     """Loads the model and builds the engine around it. Takes seconds; run it in a thread.
 
     Raises:
-        ModelError: the model can't be found, read or run.
+        ModelError: the model can't be found, read or run, or memory has no room for its pool.
     """
-    model = _prepared(config, progress)
+    try:
+        model = _prepared(config, progress)
+    except NoRoom as error:
+        raise error.as_option(config.kv_tokens) from error
     scheduler = Scheduler(
         BlockPool(config.num_blocks, config.block_size, config.cache_blocks, config.block_run),
         max_running=config.max_running,

@@ -5,7 +5,8 @@
     ModelError                the worker can't start with this model
     ├── ModelNotFound         nothing is where the specification points
     ├── ModelDamaged          files that are cut short, altered, or lack (or have too many) tensors
-    └── ModelUnsupported      a model, or a setting of one, that this worker can't run right
+    ├── ModelUnsupported      a model, or a setting of one, that this worker can't run right
+    └── NoRoom                a pool that memory can't hold
 """
 
 from __future__ import annotations
@@ -25,3 +26,24 @@ class ModelDamaged(ModelError):  # noqa: N818
 
 class ModelUnsupported(ModelError):  # noqa: N818
     """A model, or a setting of one, that this worker can't run right."""
+
+
+class NoRoom(ModelError):  # noqa: N818
+    """Memory can't hold a pool."""
+
+    def __init__(self, tokens: int, needed: int, given: str, most: int) -> None:
+        """``needed``: bytes of a pool of so many tokens. ``given``: what there is, in words. ``most``: tokens that may
+        have room."""
+        super().__init__(f"a pool of {tokens} tokens takes {self._told(needed)}, and {given}")
+        self._needed, self._given, self._most = needed, given, most
+
+    def as_option(self, kv_tokens: int) -> ModelError:
+        """The same about the option that sets the size, with what to do."""
+        cure = f"take --kv-tokens {self._most} or fewer"
+        return ModelError(
+            f"--kv-tokens {kv_tokens}: the pool takes {self._told(self._needed)}, and {self._given}; {cure}"
+        )
+
+    @staticmethod
+    def _told(size: int) -> str:
+        return f"{size:,} bytes ({size / 2**30:,.1f} GiB)"

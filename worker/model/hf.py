@@ -24,6 +24,7 @@ from worker.model import adapt
 from worker.model.audit import Audit
 from worker.model.errors import ModelDamaged, ModelUnsupported
 from worker.model.library import checked, quiet
+from worker.model.room import Memory, left, room
 from worker.model.swap import RotaryTable, Swapped, swap, swap_rotary
 from worker.step import NotFinite, StepRow
 
@@ -152,6 +153,7 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     Raises:
         ModelDamaged: tensors missing, unexpected or of another shape.
         ModelUnsupported: a model that can't run on pages.
+        NoRoom: for so many blocks.
         ValueError: a block size that is not a power of two.
     """
     if files.quantized:
@@ -166,7 +168,9 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     layers, width = adapt.inspect(model, config.num_hidden_layers, files.context_length)
     vocab_size = min(files.vocab_size, width)
     swapped = _made_exact(model, files, progress)
-    attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device, swapped.tiles)
+    block_bytes = sum(2 * each.kv_heads * block_size * each.head_size * files.dtype.itemsize for each in layers)
+    with room(num_blocks, block_size, block_bytes, _memory(files.device)):
+        attention = PagedAttention(layers, PoolShape(num_blocks, block_size), files.dtype, files.device, swapped.tiles)
     used = {f"{method.name} (tiles of {method.heads.narrow} and more)": method for method in attention.methods}
     progress(f"attention over pages: {', '.join(sorted(used))}; {num_blocks} blocks of {block_size}")
     if files.device.type == "cpu":
@@ -179,6 +183,13 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
     fingerprint = _fingerprint(files, model, swapped.digests)
     doubts = tuple(swapped.doubts)
     return HfRunner(model, attention, vocab_size=vocab_size, fingerprint=fingerprint, doubts=doubts)
+
+
+def _memory(device: torch.device) -> Memory:
+    """What pages may take of, which are written to at once."""
+    if device.type != "cuda":
+        return left()
+    return Memory(torch.cuda.mem_get_info(device)[0], "the device has left")
 
 
 def _made_exact(model: PreTrainedModel, files: ModelFiles, progress: Progress) -> Swapped:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from worker.model.room import room
 from worker.model.simulated_text import END, VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ class SimulatedRunner:
         self.timing = timing
         self._clock = clock
         self._wait = wait
-        self._pages = np.zeros((num_blocks, block_size), dtype=DIGEST)
-        self._weights = 2 * np.arange(num_blocks * block_size, dtype=DIGEST) + 1
+        with room(num_blocks, block_size, 2 * block_size * DIGEST.itemsize):
+            self._pages = np.zeros((num_blocks, block_size), dtype=DIGEST)
+            self._weights = 2 * np.arange(num_blocks * block_size, dtype=DIGEST) + 1
         """Of positions, so that digests in another order make another sum."""
 
     @property

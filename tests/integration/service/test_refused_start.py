@@ -68,3 +68,12 @@ def test_a_name_that_is_taken_is_told_before_the_model_is_read(broker_url: str, 
         f"Error: worker id 'w9' is held by a live process (incarnation {holder})\n",
     )
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_pool_that_memory_cannot_hold_is_told_in_one_line(broker_url: str, namespace: str) -> None:
+    words = ["--model", "simulated", "--id", "w9", "--redis", broker_url, "--namespace", namespace]
+    result = CliRunner().invoke(command, [*words, "--kv-tokens", "99999999999999"])
+    assert result.exit_code == 1, result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Error: --kv-tokens 99999999999999: the pool takes "), result.output
+    assert asyncio.run(registered(broker_url, namespace)) == []

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - as everywhere
 
 from worker.kernels.native import memory
 from worker.kernels.native.library import address
+from worker.model.room import room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +122,12 @@ def pack(matrix: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(whole.view(units, 2, LANES, packs, size).permute(0, 3, 1, 2, 4))
 
 
+def block_numbers(shape: DecoderShape, block_size: int, *, eight_bit_pages: bool) -> int:
+    """Numbers of a layer's part of a block; in eight bits those are bytes, with a float32 scale for each head's."""
+    scale = torch.float32.itemsize if eight_bit_pages else 0
+    return shape.kv_heads * 2 * block_size * (padded(shape.head_dim, HEAD_STEP) + scale)
+
+
 def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A matrix in eight bits, -127 to 127, and what each output's have to be multiplied by, float32 ``[outputs]``."""
     whole = matrix.float()
@@ -169,9 +176,9 @@ class NativeModel:
         """Numbers that a head takes in pages, padded."""
         self.pages_dtype: Final = torch.int8 if eight_bit_pages else self.dtype
         """What keys and values are kept as."""
-        scale = torch.float32.itemsize if eight_bit_pages else 0
-        size = shape.kv_heads * 2 * block_size * (self.head + scale)
-        self.pages: Final = memory.zeros(len(shape.layers), num_blocks, size, dtype=self.pages_dtype)
+        size = block_numbers(shape, block_size, eight_bit_pages=eight_bit_pages)
+        with room(num_blocks, block_size, len(shape.layers) * size * self.pages_dtype.itemsize):
+            self.pages: Final = memory.zeros(len(shape.layers), num_blocks, size, dtype=self.pages_dtype)
         """``[layers, blocks, numbers of a block]``; see ``pages.h``. In eight bits: bytes, those of scales too."""
         # A copy, since what was read may be mapped from a file, which somebody might cut short.
         self.embedding: Final = memory.zeros(*weights.embedding.shape, dtype=self.dtype)

@@ -25,8 +25,9 @@ from transformers import AutoConfig
 from worker.kernels import probe
 from worker.kernels.native import memory
 from worker.model.decoder.config import DecoderShape, NotFused, rotary_tables, shape_of
-from worker.model.decoder.native import LANES, NativeModel, Step, padded
+from worker.model.decoder.native import LANES, NativeModel, Step, block_numbers, padded
 from worker.model.decoder.weights import read
+from worker.model.room import check as check_room
 from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
@@ -200,11 +201,15 @@ def load(
 
     Raises:
         NotFused: this decoder can't compute exactly what the model's configuration asks for.
+        NoRoom: for so many blocks.
         ModelDamaged: tensors missing, unexpected or of another shape.
     """
     shape, tables = _described(files)
     if block_size % LANES:
         raise NotFused(f"blocks of {block_size} tokens are no multiple of {LANES}")
+    kept_as = torch.int8 if eight_bit_pages else files.dtype
+    numbers = block_numbers(shape, block_size, eight_bit_pages=eight_bit_pages)
+    check_room(num_blocks, block_size, len(shape.layers) * numbers * kept_as.itemsize)  # before reading takes its time
     progress(f"reading {files.name} as {files.dtype_name}")
     weights = read(files.directory, shape, files.dtype)
     model = NativeModel(
