@@ -17,6 +17,7 @@ from bench.index_command import index
 from bench.kernels_command import kernels
 from bench.machine import describe_machine
 from bench.offline_command import THREADS, engine, peers
+from bench.pages_command import pages
 from bench.params import OUT, PLOT, LengthsParam, LevelsParam
 from bench.path_command import path
 from bench.quality_command import quality
@@ -160,6 +161,7 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
 command.add_command(engine)
 command.add_command(index)
 command.add_command(kernels)
+command.add_command(pages)
 command.add_command(path)
 command.add_command(peers)
 command.add_command(quality)

@@ -1,0 +1,46 @@
+"""`octavo bench pages`: options and what is printed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+import grpc.aio
+
+from bench.params import LevelsParam
+from kvstore.errors import KvError
+from ops.child import ChildFailed
+from ops.client import BrokenStream, describe
+from ops.config import fleet_config, fleet_options
+from ops.console import emit_json, note, unless_interrupted
+from ops.show import print_table
+
+
+@click.command("pages")
+@click.option("--lengths", type=LevelsParam(), default="128,512,1500", show_default=True, help="Of prompts, in tokens.")
+@click.option("--turns", type=click.IntRange(min=1), default=10, show_default=True, help="Prompts of either kind.")
+@click.option("--store", "store", type=click.Choice(["redis", "dir", "both"]), default="both", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same prompts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@fleet_options(workers=1, grpc_port=0)
+def pages(as_json: bool, lengths: tuple[int, ...], turns: int, store: str, seed: int, **values: Any) -> None:
+    """Measure the first token after a prefix that is fetched from a store of pages, beside one that is computed.
+
+    A worker whose pool holds one prompt gets new prompts and, in between, one that each of them pushes out. "Pays from"
+    is the break-even line that the worker has measured: shorter prefixes are computed. "Equal" says that what was
+    fetched gave the same answer as the cold run.
+    """
+    from bench.pages import COLUMNS, STORES, PagesBench, cells, run_pages
+
+    config = PagesBench(lengths, turns, STORES if store == "both" else (store,), seed)
+    try:
+        results = asyncio.run(unless_interrupted(run_pages(config, fleet_config(values), note)))
+    except (ChildFailed, KvError, BrokenStream, TimeoutError) as error:
+        raise click.ClickException(str(error)) from error
+    except grpc.aio.AioRpcError as error:
+        raise click.ClickException(describe(error)) from error
+    if as_json:
+        emit_json(results)
+        return
+    print_table(COLUMNS, [cells(row) for row in results["lengths"]])
