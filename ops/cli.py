@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -50,6 +51,13 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{lazy.module}.{lazy.attribute} is no click command")
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Signals are minded from here on: what a command imports takes seconds."""
+        from ops.console import interruptible
+
+        with interruptible():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

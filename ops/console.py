@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,7 +15,7 @@ import click
 from ops.tasks import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
 T = TypeVar("T")
 INTERRUPTED = 130
@@ -68,6 +70,40 @@ class Interrupts:
 
     def _note(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs inside as Ctrl-C does, with KeyboardInterrupt. Other threads than the main one may not say
+    so, and are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end what runs inside, with one word. What has an orderly end of its own catches
+    KeyboardInterrupt first, or takes the signals over in its event loop.
+
+    Raises:
+        SystemExit: interrupted.
+    """
+    with ended_by_sigterm():
+        try:
+            yield
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise SystemExit(INTERRUPTED) from None
 
 
 async def unless_interrupted(work: Coroutine[Any, Any, T]) -> T:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,10 @@ from bench.peers.compare import Plan, compare
 from bench.peers.prepare import Preparation
 from bench.peers.results import Asked
 from ops.config import usable_cores
+from ops.console import ended_by_sigterm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from bench.offline import Load
@@ -118,20 +117,6 @@ def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any
 
     with ended_by_sigterm():
         return whole(compare(plan, preparation.prepare, preparation.reference(), note, keep))
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what runs inside as Ctrl-C does, so that no peer is left behind."""
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def write(results: dict[str, Any], out: Path, plot: str, note: Callable[[str], None]) -> None:
