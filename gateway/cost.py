@@ -30,6 +30,10 @@ whatever else the machines do. Workers that only seem to differ would get unequa
 and of idle ones the best would get every prompt that nobody knows, until its cache had lost what the next ones ask
 for."""
 
+LEAST_SEQUENCE: Final = 0.01
+"""Of a step, what each further sequence adds to it at least. That is measured as a small difference between steps, and
+may be lost among whatever else makes them longer; but nothing is free, and a worker that thinks so would get all."""
+
 STALL: Final = 0.25
 """How much of a prompt's work counts once more for each answer that runs beside it, which takes that much longer, and
 for whoever comes next. With much less, a load that nearly fills the fleet has prefixes computed that others hold, which
@@ -146,7 +150,7 @@ def cost(work: Work, candidate: Candidate) -> Cost:
 def level(kinds: Sequence[str], rates: Sequence[Rates]) -> list[Rates]:
     """The rates to reckon with, of workers of these kinds: those of one kind that are near their median become the
     median, as does what is not measured yet; where nobody of a kind has measured, the median of all stands in, or else
-    DEFAULTS."""
+    DEFAULTS. What a sequence adds to a step is the same share of it for all of a kind."""
     everyone = _median(rates, DEFAULTS)
     of_kind: defaultdict[str, list[Rates]] = defaultdict(list)
     for kind, own in zip(kinds, rates, strict=True):
@@ -173,9 +177,10 @@ def _leveled(own: Rates, middle: Rates) -> Rates:
     def near(value: float, common: float) -> float:
         return common if value <= 0 or common / NEAR <= value <= common * NEAR else value
 
+    step_s = near(own.step_s, middle.step_s)
     return Rates(
         prefill_tok_s=near(own.prefill_tok_s, middle.prefill_tok_s),
-        step_s=near(own.step_s, middle.step_s),
-        sequence_s=near(own.sequence_s, middle.sequence_s),
+        step_s=step_s,
+        sequence_s=step_s * max(middle.sequence_s / middle.step_s, LEAST_SEQUENCE),
         fetch_tok_s=own.fetch_tok_s,
     )

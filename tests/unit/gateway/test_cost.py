@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.cost import DEFAULTS, STALL, Candidate, Cost, Rates, Work, cached, cost, level
+from gateway.cost import DEFAULTS, LEAST_SEQUENCE, STALL, Candidate, Cost, Rates, Work, cached, cost, level
 from kvstore.registry import Load
 
 RATES = Rates(prefill_tok_s=1000.0, step_s=0.01, sequence_s=0.002)
@@ -106,6 +106,17 @@ def test_near_rates_of_equal_workers_are_taken_for_the_same() -> None:
 def test_rates_that_are_far_apart_are_not() -> None:
     found = rates_of(Rates(1000, 0.01, 0.002), Rates(1000, 0.01, 0.002), Rates(2000, 0.01, 0.002))
     assert [each.prefill_tok_s for each in found] == [1000, 1000, 2000]
+
+
+def test_what_a_sequence_adds_is_the_same_share_of_a_step_for_all_of_a_kind() -> None:
+    """It is the difference of two long steps, and so may come out as anything."""
+    found = rates_of(Rates(1000, 0.01, 0.000001), Rates(1000, 0.01, 0.002), Rates(1000, 0.03, 0.5))
+    assert [each.step_s for each in found] == [0.01, 0.01, 0.03]
+    assert [each.sequence_s for each in found] == pytest.approx([0.002, 0.002, 0.006])
+
+
+def test_no_sequence_is_free() -> None:
+    assert [each.sequence_s for each in rates_of(Rates(1000, 0.02, 0.000001))] == [0.02 * LEAST_SEQUENCE]
 
 
 def test_workers_of_different_kinds_are_not_compared() -> None:
