@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from gateway.__main__ import command as gateway_command
@@ -112,3 +113,20 @@ def test_options_become_a_config_and_leave_the_rest() -> None:
     )
     assert result.exit_code == 0, result.output
     assert seen == [(FleetConfig(workers=3, grpc_port=0, dtype="float32", kv_tokens=512), {"other": "x"})]
+
+
+def test_where_pages_go_is_passed_on_but_a_url_is_not_shown_to_others() -> None:
+    config = FleetConfig(
+        pages="dir:/there", pages_redis="redis://:secret@pages", pages_bytes=10, pages_ttl=60.0, spill_buffer=5
+    )
+    given = flags(config.worker_arguments(0, cores=1))
+    assert (given["--pages"], given["--pages-bytes"], given["--pages-ttl"]) == ("dir:/there", "10", "60.0")
+    assert given["--spill-buffer"] == "5"
+    assert not any("secret" in part for part in config.worker_arguments(0, cores=1))
+    known = {flag for param in worker_command.params for flag in param.opts}
+    assert set(given) <= known
+
+
+def test_a_place_for_pages_that_is_none_is_refused_by_the_fleet() -> None:
+    with pytest.raises(click.BadParameter):
+        fleet_config({"pages": "disk"})

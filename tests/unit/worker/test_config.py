@@ -9,6 +9,7 @@ import click
 import pytest
 
 from worker.__main__ import command, config_of
+from worker.config import PagesConfig
 
 if TYPE_CHECKING:
     from worker.config import WorkerConfig
@@ -44,5 +45,32 @@ def test_the_environment_sets_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     "arguments", [("--cache-tokens", "-1"), ("--chunk-tokens", "0"), ("--block-size", "12"), ("--block-run", "0")]
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, str]) -> None:
+    with pytest.raises(click.BadParameter):
+        config(*arguments)
+
+
+def test_pages_stay_nowhere_unless_they_are_told_to() -> None:
+    assert config().pages is None
+    given = config("--redis", "redis://there", "--pages", "redis").pages
+    assert given == PagesConfig("redis://there", "", 1 << 30, 86400.0, 64 << 20)
+    assert config("--redis", "redis://there", "--pages-redis", "redis://pages").pages == PagesConfig("redis://pages")
+    assert config("--pages", "redis", "--pages-redis", "redis://pages").pages == PagesConfig("redis://pages")
+    sizes = ("--pages-bytes", "1000", "--pages-ttl", "60", "--spill-buffer", "10")
+    assert config("--pages", "dir:/some/where", *sizes).pages == PagesConfig("", "/some/where", 1000, 60.0, 10)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--pages", "disk"),
+        ("--pages", "dir:"),
+        ("--pages", "dir"),
+        ("--pages", "dir:/there", "--pages-redis", "redis://pages"),
+        ("--pages-bytes", "0"),
+        ("--pages-ttl", "0"),
+        ("--spill-buffer", "0"),
+    ],
+)
+def test_places_and_sizes_of_pages_that_make_no_sense(arguments: tuple[str, ...]) -> None:
     with pytest.raises(click.BadParameter):
         config(*arguments)

@@ -1,0 +1,249 @@
+"""Pages on their way in: what is looked for, what is taken, and how long a request waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.page import names_of
+from tests.unit.worker.engine_run import BS, engine_of, request
+from tests.unit.worker.page_store import FORM, Shop
+from worker import fetch as fetching
+from worker.fetch import Fetch
+
+if TYPE_CHECKING:
+    import pytest
+
+    from kvstore.page import PageName
+    from kvstore.page_store import PageRef
+    from worker.stepper import Adoption
+
+PROMPT = [*range(4, 4 + 5 * BS), 9]
+RATE = 10.0
+"""Tokens a second that are computed: so slow that fetching always pays."""
+
+
+class World:
+    """An engine that takes pages when the test lets it, and a store."""
+
+    def __init__(self, *, buffer_pages: int = 100, rate: float = RATE) -> None:
+        self.shop = Shop()
+        self.engine, _ = engine_of(64, paging=True)
+        assert self.engine.paging is not None
+        self.paging = self.engine.paging
+        self.posted: list[Adoption] = []
+        self.takes = True
+        self.used: list[PageRef] = []
+        self.fetch = Fetch(
+            self.shop.client,
+            self.engine,
+            self.paging,
+            self.adopt,
+            self.used.extend,
+            lambda: rate,
+            buffer_pages * FORM.page_bytes,
+        )
+        self.names = self.names_of(PROMPT)
+
+    def names_of(self, prompt: list[int], salt: str = "") -> list[PageName]:
+        return names_of(self.engine.root_of(salt), tuple(prompt), BS)
+
+    def adopt(self, adoption: Adoption) -> None:
+        self.posted.append(adoption)
+        if self.takes:
+            self.take()
+
+    def take(self) -> None:
+        """The engine's thread takes what it was given."""
+        for adoption in self.posted:
+            adoption.taken(self.paging.adopt(adoption.names, adoption.payloads, evict=adoption.evict))
+        self.posted.clear()
+
+    def store(self, *indexes: int) -> None:
+        for index in indexes:
+            name = self.names[index]
+            self.shop.store.values[name.hash] = FORM.encode(name, bytes([index]) * FORM.page_bytes)
+
+    def offered(self) -> list[int]:
+        return [index for index, name in enumerate(self.names) if self.paging.offers(name.hash)]
+
+    async def prepare(self, **changes: object) -> None:
+        async with asyncio.timeout(10):
+            await self.fetch.prepare(request("a", PROMPT, **changes))  # type: ignore[arg-type]
+
+
+async def test_what_the_pool_lacks_is_fetched_and_nothing_else() -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    await world.prepare()
+    assert world.offered() == [0, 1, 2, 3, 4]
+    assert world.shop.events() == {"fetched": 5, "adopted": 5}
+    assert [ref.rank for ref in world.used] == [0, 1, 2, 3, 4]
+    calls = list(world.shop.store.calls)
+    assert calls == ["covered", "fetch"]
+    await world.prepare()
+    assert world.shop.store.calls == calls, "all is there"
+    assert world.fetch.lacking(request("a", PROMPT)) == []
+    # Of another prompt that begins alike, only the rest is looked for.
+    longer = [*PROMPT[:-1], *range(40, 40 + BS)]
+    assert world.fetch.lacking(request("b", longer)) == world.names_of(longer)[5:]
+
+
+async def test_the_first_hole_ends_the_prefix() -> None:
+    world = World()
+    world.store(0, 1, 3, 4)
+    await world.prepare()
+    assert world.offered() == [0, 1]
+    assert world.shop.misses() == {"absent": 1}
+
+
+async def test_a_page_that_vanishes_between_question_and_answer_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    covered = world.shop.store.covered
+
+    async def covered_and_gone(*given: object) -> int:
+        count = await covered(*given)  # type: ignore[arg-type]
+        del world.shop.store.values[world.names[2].hash]
+        return count
+
+    monkeypatch.setattr(world.shop.store, "covered", covered_and_gone)
+    await world.prepare()
+    assert world.offered() == [0, 1]
+    assert world.shop.misses() == {"absent": 1}
+
+
+async def test_a_damaged_page_is_counted_and_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.page_client.FETCH_BYTES", 2 * FORM.value_bytes)
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    wrong = world.names[3].hash
+    world.shop.store.values[wrong] = world.shop.store.values[wrong][:-1] + b"?"
+    await world.prepare()
+    assert world.offered() == [0, 1, 2]
+    assert world.shop.misses() == {"checksum": 1}
+    assert wrong not in world.shop.store.values
+    assert world.shop.store.calls == ["covered", "fetch", "fetch", "drop"]
+
+
+async def test_prompts_that_are_scored_are_computed_and_tenants_do_not_meet() -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    await world.prepare(prompt_logprobs=1)
+    assert world.shop.store.calls == []
+    await world.prepare(salt="other")
+    assert world.offered() == []
+    assert world.shop.store.calls == ["covered"]
+
+
+async def test_a_store_that_fails_or_hangs_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "LIMIT_S", 0.3)
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    world.shop.store.held.clear()
+    began = time.monotonic()
+    await world.prepare()
+    assert time.monotonic() - began < 5
+    world.shop.store.held.set()
+    await world.prepare()  # it is left alone for a while
+    assert world.shop.misses() == {"unreachable": 2}
+    assert world.shop.store.calls == ["covered"]
+    assert world.offered() == []
+
+
+async def test_what_does_not_pay_is_not_asked_for() -> None:
+    world = World(rate=1e9)
+    world.store(0, 1, 2, 3, 4)
+    world.fetch.break_even.fetched(1000, 1.0)
+    world.fetch.break_even.asked(0.01)
+    await world.prepare()
+    assert world.offered() == [0, 1, 2, 3, 4], "once, to find out"
+    world.paging._pool.clear()
+    await world.prepare()
+    assert world.offered() == []
+    assert world.shop.store.calls == ["covered", "fetch"]
+
+
+async def test_equal_prompts_wait_for_one_fetch() -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    world.takes = False
+    world.shop.store.held.clear()
+    both = asyncio.gather(world.prepare(), world.prepare())
+    await asyncio.sleep(0)
+    world.shop.store.held.set()
+    await both
+    # The pages are on their way to the engine, which is what the second has waited for.
+    assert [len(adoption.names) for adoption in world.posted] == [5]
+    assert world.shop.store.calls == ["covered", "fetch"]
+    assert world.fetch.lacking(request("a", PROMPT)) == []
+    world.take()
+    assert world.offered() == [0, 1, 2, 3, 4]
+
+
+async def test_no_more_than_the_buffer_waits_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.page_client.FETCH_BYTES", FORM.value_bytes)
+    world = World(buffer_pages=2)
+    world.store(0, 1, 2, 3, 4)
+    world.takes = False
+    preparing = asyncio.create_task(world.prepare())
+    async with asyncio.timeout(10):
+        while len(world.posted) < 2:  # noqa: ASYNC110 - nobody tells of that
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert len(world.posted) == 2
+    assert not preparing.done()
+    world.takes = True
+    world.take()
+    await preparing
+    assert world.offered() == [0, 1, 2, 3, 4]
+
+
+async def test_a_request_that_waits_too_long_for_pages_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.page_client.FETCH_BYTES", FORM.value_bytes)
+    monkeypatch.setattr(fetching, "LIMIT_S", 0.2)
+    world = World(buffer_pages=2)
+    world.store(0, 1, 2, 3, 4)
+    world.takes = False
+    await world.prepare()
+    assert len(world.posted) == 2
+    assert world.shop.misses() == {"late": 1}
+    world.take()
+    assert world.offered() == [0, 1]
+
+
+async def test_the_hottest_go_into_free_blocks_while_there_are_no_jobs() -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    busy = [True, True, False]
+    seen: list[bool] = []
+
+    def is_busy() -> bool:
+        seen.append(busy[min(len(seen), 2)])
+        return seen[-1]
+
+    assert await world.fetch.fetch_hottest(3, is_busy, time.monotonic() + 10) == 3
+    assert seen == busy
+    assert world.offered() == [0, 1, 2]
+    assert await world.fetch.fetch_hottest(0, is_busy, time.monotonic() + 10) == 0
+    assert await world.fetch.fetch_hottest(5, is_busy, time.monotonic() - 1) == 0
+    assert world.offered() == [0, 1, 2]
+
+
+async def test_a_busy_worker_does_not_fetch_them_at_all() -> None:
+    world = World()
+    world.store(0, 1)
+    assert await world.fetch.fetch_hottest(5, lambda: True, time.monotonic() + 0.3) == 0
+    assert world.shop.store.calls == ["hottest"]
+
+
+async def test_the_hottest_that_are_damaged_or_without_a_beginning_are_left_out() -> None:
+    world = World()
+    world.store(1, 2, 0)
+    first = world.names[0].hash
+    world.shop.store.values[first] = world.shop.store.values[first].replace(b"octavo", b"OCTAVO")
+    await world.fetch.fetch_hottest(5, lambda: False, time.monotonic() + 10)
+    assert world.offered() == []
+    assert world.shop.misses() == {"not_a_page": 1}
+    world.engine.check_integrity()
