@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.request import urlopen
 
 from bench.engine import EngineConfig, OurEngine
 from bench.machine import describe_machine
 from bench.path_engine import Ran, TimedEngine, as_engine_takes_it
-from bench.path_figures import First, Streams, Told, first_figures, parse, since, stream_figures
+from bench.path_figures import First, Streams, Told, first_figures, since, stream_figures
 from bench.runner import TIMEOUT_S
+from bench.scrape import scrape
 from bench.workload import Lengths, Workload
 from gateway.tokenize import ModelTokenizer
 from kvstore.client import BrokerConfig, connect
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 FIRST_TOKENS: Final = 8
 """Of an answer whose first token is looked at: the engine is in its next step by then, as with any answer."""
-SCRAPE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class Pair:
         return await asyncio.to_thread(self._engine.run, taken)
 
     async def _read(self) -> tuple[Values, Values]:
-        gateway, worker = [await asyncio.to_thread(_scrape, address) for address in self._addresses]
+        gateway, worker = [await asyncio.to_thread(scrape, address) for address in self._addresses]
         return gateway, worker
 
     async def _broker_cpu(self) -> float:
@@ -198,8 +197,3 @@ def engine_config(settings: FleetConfig) -> EngineConfig:
 def _told(before: tuple[Values, Values], after: tuple[Values, Values]) -> Told:
     gateway, worker = (since(earlier, later) for earlier, later in zip(before, after, strict=True))
     return Told(gateway, worker)
-
-
-def _scrape(address: str) -> Values:
-    with urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as response:
-        return parse(response.read().decode())

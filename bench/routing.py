@@ -203,8 +203,10 @@ class Sweep:
         if config.fill_s:
             places = FILL_PER_WORKER * self._results.facts["fleet"]["workers"]
             await self._saturate(client, scenario.groups, salt, places, config.fill_s)
+        before = await self._fleet.stolen()
         sent = await send(client, asks, salt=salt, seconds=whole, drain_s=config.drain_s)
         await self._fleet.settle()
+        after = await self._fleet.stolen()
         figures = summarise(sent.samples, Window(config.warm_s, whole))
         runs.append(
             {
@@ -216,6 +218,8 @@ class Sweep:
                 "requests_per_s": rate,
                 "policy": policy,
                 **figures.as_dict(),
+                "sent": len(asks),
+                "stolen": None if before is None or after is None else after - before,
                 "wall_s": sent.wall_s,
                 "client_cpu": sent.cpu_s / sent.wall_s,
             }

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bench.scrape import scrape
 from ops.child import ChildFailed
 from ops.client import Client
 from ops.console import Loading
@@ -66,6 +67,15 @@ class PolicyFleet:
         lost = self._running().lost
         if lost.done():
             raise ChildFailed(lost.result())
+
+    async def stolen(self) -> int | None:
+        """Jobs that workers have taken from each other so far; None where one of them does not tell."""
+        workers = await next(iter(self.clients.values())).workers()
+        try:
+            told = await asyncio.gather(*(asyncio.to_thread(scrape, each.metrics) for each in workers))
+        except OSError:
+            return None
+        return sum(int(each["octavo_stolen_total"]) for each in told)
 
     async def settle(self) -> None:
         """Waits until no queue has anything left, for a while: a run must not find what the one before left behind."""

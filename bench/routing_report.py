@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = (
     *("scenario", "load", "policy", "requests", "refused", "unanswered", "failed", "hits"),
-    *("TTFT p50", "p90", "p99", "tokens/s", "output tok/s", "predicted = found", "busiest", "lag p99"),
+    *("TTFT p50", "p90", "p99", "tokens/s", "output tok/s", "predicted = found", "stolen", "busiest", "lag p99"),
 )
 
 
@@ -29,6 +29,7 @@ def cells(run: Mapping[str, Any]) -> tuple[str, ...]:
         f"{run['tokens_per_s']:.0f}",
         f"{run['output_tokens_per_s']:.1f}",
         _percent(run["predicted_equal"]),
+        _percent(None if run["stolen"] is None or not run["sent"] else run["stolen"] / run["sent"]),
         _percent(run["busiest"]),
         "-" if lag is None else f"{1000 * lag['p99']:.1f} ms",
     )
@@ -69,7 +70,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         "TTFT is from the moment at which the client sent a request; one that was given up at the end counts with the "
         "time it had waited. Tokens/s are of prompts whose first token came, and of answers, while the run counted. "
-        "*Busiest*: share of the requests that went to one worker.",
+        "*Stolen*: share of all that was sent that a free worker took from the one that it was routed to; what was "
+        "predicted for that one is not found then. *Busiest*: share of the requests that went to one worker.",
         "",
     ]
     if not results["complete"]:

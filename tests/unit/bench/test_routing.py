@@ -73,6 +73,10 @@ class Fleet:
     def __init__(self, client: Client) -> None:
         self.clients = dict.fromkeys(("prefix", "least-loaded"), client)
         self.settled = 0
+        self.thefts = iter((3, 5, None, 8))
+
+    async def stolen(self) -> int | None:
+        return next(self.thefts)
 
     async def settle(self) -> None:
         self.settled += 1
@@ -108,6 +112,8 @@ async def test_policies_get_the_same_requests_under_salts_of_their_own(service: 
     run = results.runs[0]
     assert (run["scenario"], run["groups"], run["requests_per_s"]) == ("ratio 1", 2, 50.0)
     assert (run["hit_rate"], run["predicted_equal"], run["errors"]) == (0.5, 1.0, {})
+    assert [each["stolen"] for each in results.runs] == [2, None]
+    assert run["sent"] == len(first)
     assert fleet.settled == 2
     assert "run 2 of 6: ratio 1, load 1, least-loaded" in notes[-2]
 

@@ -40,6 +40,8 @@ def run(policy: str, ratio: float, load: float, *samples: Sample, kind: str = GR
         "requests_per_s": 5.0,
         "policy": policy,
         **summarise(samples, Window(0.0, 10.0)).as_dict(),
+        "sent": 8,
+        "stolen": 2,
         "wall_s": 12.0,
         "client_cpu": 0.1,
     }
@@ -109,6 +111,7 @@ def test_a_run_is_a_line_of_the_table() -> None:
         "tokens/s": "10",
         "output tok/s": "0.5",
         "predicted = found": "100.0%",
+        "stolen": "25.0%",
         "busiest": "100.0%",
         "lag p99": "2.0 ms",
     }
