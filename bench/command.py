@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ from bench.index_command import index
 from bench.kernels_command import kernels
 from bench.machine import describe_machine
 from bench.offline_command import THREADS, engine, peers
+from bench.output import results_folder, write_json, write_plot
 from bench.pages_command import pages
-from bench.params import OUT, PLOT, LengthsParam, LevelsParam
+from bench.params import OUT, PLOT, LengthsParam, LevelsParam, count
 from bench.path_command import path
 from bench.quality_command import quality
 from bench.replay_command import replay
@@ -92,27 +93,32 @@ def command(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
         cache_salt=secrets.token_hex(8),
     )
     config = BenchConfig(workload, values["concurrency"], values["requests"], values["target"])
+    results_folder(out, plot)
     try:
         results = asyncio.run(unless_interrupted(run(config, fleet)))
     except (ChildFailed, KvError) as error:
         raise click.ClickException(str(error)) from error
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
-    write(results, out)
+    write_json(results, out / "bench.json")
+    note(f"wrote {out / 'bench.json'}")
     if as_json:
         emit_json(results)
     else:
         print_table(COLUMNS, [cells(level) for level in results["levels"]])
     if plot != "none":
-        write_plot(results, out / f"bench.{plot}")
+        from bench.plot import draw
+
+        write_plot(partial(draw, results["levels"], title_of(results)), out / f"bench.{plot}")
+        note(f"wrote {out / f'bench.{plot}'}")
 
 
 @command.command("core")
-@click.option("--sequences", type=LevelsParam(), default="32,256", show_default=True, help="In a step, one by one.")
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Of each measurement.")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Of each sequence.")
-@click.option("--vocabulary", type=click.IntRange(min=2), default=49152, show_default=True, help="Width of the logits.")
-@click.option("--requests", type=click.IntRange(min=1), default=400, show_default=True, help="Of the mixed load.")
+@click.option("--sequences", type=LevelsParam(4096), default="32,256", show_default=True, help="In a step, one by one.")
+@count("--steps", 200, "Of each measurement.")
+@count("--prompt-tokens", 128, "Of each sequence.")
+@count("--vocabulary", 49152, "Width of the logits.", least=2)
+@count("--requests", 400, "Of the mixed load.")
 @THREADS
 @click.option(
     "--tokenizer",
@@ -143,8 +149,8 @@ def core(as_json: bool, threads: int | None, **values: Any) -> None:
 @command.command("exact")
 @click.option("--rows", type=LevelsParam(), default="1,8,32,128,512", show_default=True, help="In a step, one by one.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
-@click.option("--turns", type=click.IntRange(min=2), default=15, show_default=True, help="Of each measurement.")
-@click.option("--layers", type=click.IntRange(min=1), default=30, show_default=True, help="With weights of their own.")
+@count("--turns", 15, "Of each measurement.", least=2)
+@count("--layers", 30, "With weights of their own.", most=1000)
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def exact(as_json: bool, threads: int | None, **values: Any) -> None:
@@ -220,24 +226,6 @@ async def _level(client: Client, config: BenchConfig, model: inference_pb2.Model
     note(f"concurrency {concurrency}: {count} requests")
     level, samples = await measure(client, config.workload.requests(count, model.vocab_size, stream=index), concurrency)
     return {**level.as_dict(), "samples": [asdict(sample) for sample in samples]}
-
-
-def write(results: dict[str, Any], out: Path) -> None:
-    """Writes bench.json into `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
-    note(f"wrote {out / 'bench.json'}")
-
-
-def write_plot(results: dict[str, Any], path: Path) -> None:
-    """Draws the plot; matplotlib is imported here and not before."""
-    from bench.plot import draw
-
-    try:
-        draw(results["levels"], title_of(results), path)
-    except ImportError as error:
-        raise click.ClickException("no plot without matplotlib: pip install 'octavo[bench]', or --plot none") from error
-    note(f"wrote {path}")
 
 
 def title_of(results: dict[str, Any]) -> str:

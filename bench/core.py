@@ -29,6 +29,7 @@ from bench.waste import Waste, measure_waste
 from worker.detokenize import TokenBytes
 from worker.engine import Engine
 from worker.kernels.native.library import best
+from worker.model.room import BOOKS, gib, machine
 from worker.params import SamplingParams, StopParams
 from worker.sampling.sampler import sampler_for
 from worker.scheduling.block_pool import BlockPool
@@ -46,6 +47,8 @@ WARM_UP: Final = 10
 BLOCK_SIZE: Final = 16
 PARTS: Final = ("scheduler", "sampler", "text")
 """Of a step: what isn't sampling or text is the scheduler, the pool, and the engine's accounts."""
+TOKEN_BYTES: Final = 40
+"""Of a number in a list, as prompts are."""
 MOST_MS: Final = 2.0
 """What a step of 32 sequences may take."""
 MOST_UNUSED: Final = 0.04
@@ -78,10 +81,11 @@ def run_core(config: CoreConfig, note: Callable[[str], None]) -> dict[str, Any]:
     """Runs every mode at every number of sequences, then the mixed load; returns what is printed as JSON.
 
     Raises:
-        ValueError: the tokenizer can't be read, or has more tokens than the vocabulary.
+        ValueError: memory has no room for it; the tokenizer can't be read, or has more tokens than the vocabulary.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    check_room(config)
     table, source = _table(config)
     note(f"text of {source}")
     native = best(torch.get_num_threads())
@@ -108,13 +112,36 @@ def run_core(config: CoreConfig, note: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
+def tokens_of(config: CoreConfig) -> int:
+    """Of a sequence, at most."""
+    return config.prompt_tokens + WARM_UP + 4 * config.steps + 2
+
+
+def blocks_of(config: CoreConfig, count: int) -> int:
+    """Of a pool for so many sequences."""
+    return count * (-(-tokens_of(config) // BLOCK_SIZE) + 1)
+
+
+def check_room(config: CoreConfig) -> None:
+    """Raises ValueError when this machine's memory can't hold the logits and the largest pool's accounting."""
+    most = max(config.sequences)
+    logits = 4 * config.vocabulary * (2 * BANK + most)  # the bank, what it is made of, and a step's
+    books = BOOKS * blocks_of(config, most) + TOKEN_BYTES * most * config.prompt_tokens
+    memory = machine()
+    if logits + books > memory.size:
+        raise ValueError(
+            f"{most} sequences of {config.prompt_tokens} tokens over a vocabulary of {config.vocabulary} take "
+            f"{logits + books:,} bytes, and {memory.whose} {gib(memory.size)}: "
+            "take fewer --sequences, --prompt-tokens or --vocabulary"
+        )
+
+
 def measure_steps(
     config: CoreConfig, mode: str, count: int, bank: torch.Tensor, table: TokenBytes, native: Native | None
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of steps in which ``count`` sequences get one token each: the whole, and each of `PARTS`."""
     clock = Clock()
-    tokens = config.prompt_tokens + WARM_UP + 4 * config.steps + 2
-    num_blocks = count * (-(-tokens // BLOCK_SIZE) + 1)
+    tokens, num_blocks = tokens_of(config), blocks_of(config, count)
     engine = Engine(
         StandIn(bank, num_blocks=num_blocks, block_size=BLOCK_SIZE, most_rows=count, clock=clock),
         Scheduler(

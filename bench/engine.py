@@ -15,7 +15,7 @@ from bench.offline import Answer, BadAnswerError, rate, shown, summary
 from kvstore.client import BrokerConfig
 from worker.assemble import build
 from worker.config import WorkerConfig
-from worker.params import SamplingParams, StopParams
+from worker.params import AdmissionError, SamplingParams, StopParams
 from worker.sequence import Request
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class OurEngine:
         built = build(worker, "bench", "", note)
         self.engine: Engine = built.engine
         self.vocab_size = built.card.vocab_size
+        self.context_length = built.info.context_length
         self.dtype = built.info.dtype
         self._added = 0
         gc.collect()
@@ -99,9 +100,16 @@ def run_engine(
     Raises:
         ModelError: the model can't be found, read or run.
         BadAnswerError: a request failed.
+        AdmissionError: a workload's sequences have no room in the pool or the model's context.
     """
     threads = config.threads or torch.get_num_threads()
     ours = OurEngine(replace(config, threads=threads), note)
+    for load in loads:
+        if load.longest > ours.context_length:
+            raise AdmissionError(
+                f"workload {load.name} has sequences of {load.longest} tokens; the pool and the model's context have "
+                f"room for {ours.context_length}"
+            )
     rates: dict[str, list[float]] = {load.name: [] for load in loads}
     for turn in range(rounds + 1):
         for load in loads:

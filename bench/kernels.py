@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig
 
 from bench.kernels_ceiling import Memory, peak
-from bench.kernels_model import chosen_kernels
+from bench.kernels_model import needed_kernels
 from bench.kernels_table import CALL, Ceilings, Sampled, Stepped, Timed, peaks_needed, sampled_line, step_lines
 from bench.kernels_work import Load
 from bench.machine import describe_machine
@@ -88,9 +88,7 @@ def run_kernels(config: KernelsConfig, note: Callable[[str], None]) -> dict[str,
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    native = chosen_kernels(config.kernels, torch.get_num_threads())
-    if native is None:
-        raise ModelUnsupported("there are no native kernels to measure: install a compiler, then octavo again")
+    native = needed_kernels(config.kernels, torch.get_num_threads(), "they are what is measured")
     machine = describe_machine()
     note(f"kernels: {native.level}, {native.threads} threads")
     memory = Memory(native, config.read_mib << 20)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench.offline_command import CACHE, JSON, THREADS, cache_folder
-from bench.params import OUT, LevelsParam
+from bench.output import results_folder, write_json
+from bench.params import OUT, LevelsParam, count, of_worker
 from ops.console import emit, emit_json, note
 from ops.show import print_table
 
@@ -33,18 +33,18 @@ class DtypesParam(click.ParamType[tuple[str, ...]]):
         return names
 
 
-KERNELS = click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
+KERNELS = of_worker("--kernels")
 
 
 @click.command("kernels")
-@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
+@of_worker("--model")
 @click.option("--dtypes", type=DtypesParam(), default=",".join(DTYPES), show_default=True, help="One by one.")
 @click.option("--sequences", type=LevelsParam(), default="1,8,32", show_default=True, help="That decode in a step.")
 @click.option("--contexts", type=LevelsParam(), default="192,512", show_default=True, help="Tokens before theirs.")
 @click.option("--prompts", type=LevelsParam(), default="128,512", show_default=True, help="Tokens of one, in a step.")
 @click.option("--attention", type=LevelsParam(), default="64,512,4096", show_default=True, help="Tokens before others.")
-@click.option("--turns", type=click.IntRange(min=1), default=15, show_default=True, help="Of each measurement.")
-@click.option("--read-mib", type=click.IntRange(min=1), default=512, show_default=True, help="Read for the ceiling.")
+@count("--turns", 15, "Of each measurement.")
+@count("--read-mib", 512, "Read for the ceiling.")
 @KERNELS
 @THREADS
 @CACHE
@@ -59,6 +59,7 @@ def kernels(*, out: Path, as_json: bool, cache: Path | None, threads: int | None
     own kernels or torch reach on shapes that suit them: the best that was seen. A part whose numbers lie in a cache may
     be above it. See bench/kernels_work.py for what counts.
     """
+    results_folder(out)
     from bench.kernels import KernelsConfig, run_kernels
     from bench.kernels_table import KERNELS_COLUMNS, in_table, kernels_cells, told
     from worker.model.errors import ModelError
@@ -68,17 +69,11 @@ def kernels(*, out: Path, as_json: bool, cache: Path | None, threads: int | None
         results = run_kernels(config, note)
     except (ModelError, MemoryError) as error:
         raise click.ClickException(str(error)) from error
-    write(results, out / "kernels.json")
+    write_json(results, out / "kernels.json")
+    note(f"wrote {out / 'kernels.json'}")
     if as_json:
         emit_json(results)
         return
     print_table(KERNELS_COLUMNS, [kernels_cells(line) for line in results["lines"] if in_table(line)])
     for line in told(results):
         emit(line)
-
-
-def write(results: dict[str, Any], path: Path) -> None:
-    """Writes results as JSON, into a folder that is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    note(f"wrote {path}")

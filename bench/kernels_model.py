@@ -12,7 +12,7 @@ from worker.model.decoder.config import NotFused
 from worker.model.decoder.native import NativeModel, padded
 from worker.model.decoder.runner import DecoderRunner
 from worker.model.decoder.weights import DecoderWeights, LayerWeights
-from worker.model.errors import ModelUnsupported
+from worker.model.errors import INT8_NEEDS_FUSED, NO_KERNELS, ModelUnsupported, needs_fused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,34 @@ def chosen_kernels(kernels: str, threads: int) -> Native | None:
         raise ModelUnsupported(f"--kernels {kernels}: {error}") from error
 
 
+def needed_kernels(kernels: str, threads: int, why: str) -> Native:
+    """The build that ``--kernels`` names, for what can't do without any; ``why`` says what that is.
+
+    Raises:
+        ModelUnsupported: it isn't there, or can't run here, or is ``none``.
+    """
+    native = chosen_kernels(kernels, threads)
+    if native is None and kernels == "none":
+        raise ModelUnsupported(f"--kernels none: {why}; take --kernels auto")
+    if native is None:
+        raise ModelUnsupported(f"no native kernels are here: {why}; install a compiler, then octavo again")
+    return native
+
+
+def check_runnable(files: ModelFiles, native: Native | None, *, eight_bit_pages: bool) -> None:
+    """Tells what `runner_of` would refuse before anything is read or measured.
+
+    Raises:
+        ModelUnsupported: weights, or keys and values, in eight bits of a model that the fused decoder can't run.
+    """
+    if not (eight_bit_pages or files.quantized):
+        return
+    why_not = NO_KERNELS if native is None else decoder.why_not_fused(files)
+    if why_not is None:
+        return
+    raise needs_fused(files.name, why_not) if eight_bit_pages else ModelUnsupported(INT8_NEEDS_FUSED)
+
+
 def runner_of(
     files: ModelFiles,
     native: Native | None,
@@ -53,7 +81,7 @@ def runner_of(
     Raises:
         ModelUnsupported: K/V in eight bits, which only the fused decoder has.
     """
-    reason = "there are no native kernels"
+    reason = NO_KERNELS
     if native is not None:
         try:
             fused = decoder.load(
@@ -69,7 +97,7 @@ def runner_of(
         else:
             return fused, "fused decoder, K/V int8" if eight_bit_pages else "fused decoder"
     if eight_bit_pages:
-        raise ModelUnsupported(f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {reason}")
+        raise needs_fused(files.name, reason)
     note(f"not by the fused decoder: {reason}")
     from worker.model import hf  # takes seconds, because it brings transformers' models along
 

@@ -47,6 +47,11 @@ class Load:
     decoding: bool
     """The rate is that of decoding alone, once every sequence has its first token."""
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence when it has ended."""
+        return self.shared + self.own + self.new
+
     def prompts(self, turn: int, vocab_size: int, seed: int = 0) -> Prompts:
         """Token ids drawn evenly, others in every turn, so that none finds the last turn's prompts in a cache.
 

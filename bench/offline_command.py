@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from bench.offline import LOADS, BadAnswerError, Load
-from bench.params import OUT, PLOT
+from bench.output import results_folder
+from bench.params import OUT, PLOT, count, of_worker
 from kvstore.ranges import Finite
 from ops.console import INTERRUPTED, emit, emit_json, note
 from ops.show import print_table
 from worker.options import THREADS as MOST_THREADS
+from worker.options import check_sizes
 
 
 class LoadsParam(click.ParamType[tuple[Load, ...]]):
@@ -52,15 +54,15 @@ THREADS = click.option("--threads", type=MOST_THREADS, help="Default: one per co
 
 @click.command("engine")
 @LOADS_OPTION
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Medians are over these.")
-@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
-@click.option("--dtype", default="auto", show_default=True, help="As of a worker.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="As of a worker.")
-@click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
-@click.option("--kv-tokens", type=click.IntRange(min=32), default=32768, show_default=True, help="As of a worker.")
-@click.option("--block-size", type=click.IntRange(1, 1024), default=16, show_default=True, help="As of a worker.")
-@click.option("--step-tokens", type=click.IntRange(16, 65536), default=512, show_default=True, help="As of a worker.")
-@click.option("--chunk-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="As of a worker.")
+@count("--rounds", 5, "Medians are over these.")
+@of_worker("--model")
+@of_worker("--dtype")
+@of_worker("--kv-dtype")
+@of_worker("--kernels")
+@of_worker("--kv-tokens")
+@of_worker("--block-size")
+@of_worker("--step-tokens")
+@of_worker("--chunk-tokens")
 @THREADS
 @CACHE
 @SEED
@@ -81,14 +83,18 @@ def engine(
     cache knowing them. D1, D8, D32: the rate of decoding so many sequences at once, after prompts of 128 tokens.
     Greedy, and the end of text is ignored. A round that is not counted comes first.
     """
+    check_sizes(values["kv_tokens"], values["block_size"])
     from bench.engine import ENGINE_COLUMNS, EngineConfig, engine_cells, run_engine
     from worker.model.errors import ModelError
+    from worker.params import AdmissionError
 
     config = EngineConfig(cache_dir=cache_folder(cache), threads=threads or 0, **values)
     try:
         results = run_engine(config, loads, rounds, seed, note)
     except (ModelError, BadAnswerError) as error:
         raise click.ClickException(str(error)) from error
+    except AdmissionError as error:
+        raise click.ClickException(f"{error}; give more --kv-tokens, or leave out workloads") from error
     if as_json:
         emit_json(results)
         return
@@ -106,8 +112,8 @@ def engine(
 @click.option("--modes", default="", help="Those of peers without :MODE, int8 and int4 by width. Default: all.")
 @click.option("--ours", default="bfloat16", show_default=True, help="Our modes. Ratios are to the first.")
 @click.option("--check", is_flag=True, help="Small workloads, one round, into OUT/check: does every engine run?")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are over these.")
-@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
+@count("--rounds", 3, "Medians are over these.")
+@of_worker("--model")
 @click.option("--turn-limit", type=Finite(min=1), default=600, show_default=True, help="Seconds, a workload.")
 @OUT
 @PLOT
@@ -129,6 +135,7 @@ def peers(peers: str, plot: str, as_json: bool, cache: Path | None, **values: An
 
     try:
         config = run.PeersConfig.of(names=peers, cache=cache_folder(cache), **values)
+        results_folder(config.out, plot)
         results = run.run_peers(config, note)
     except (ModelError, ValueError) as error:
         raise click.ClickException(str(error)) from error

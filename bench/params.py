@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from bench.workload import Lengths
 from ops.config import POLICIES
+from worker.options import SHARED
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+MOST = 1 << 20
+"""Of what is counted, where nothing else limits it."""
+MOST_DIGITS = 20
+"""Of a number: Python refuses to read very long ones."""
 
 
 class LengthsParam(click.ParamType[Lengths]):
@@ -24,16 +34,21 @@ class LengthsParam(click.ParamType[Lengths]):
 
 
 class LevelsParam(click.ParamType[tuple[int, ...]]):
-    """Comma-separated positive numbers."""
+    """Comma-separated positive numbers, up to ``most``."""
 
     name = "N,N,..."
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        if not all(part.strip().isdecimal() and part.strip(" 0") for part in parts):
             self.fail(f"{value!r} is no list of positive numbers", param, ctx)
+        if over := [part.strip() for part in parts if len(part.strip()) > MOST_DIGITS or int(part) > self.most]:
+            self.fail(f"{over[0]} is more than {self.most}", param, ctx)
         return tuple(int(part) for part in parts)
 
 
@@ -65,6 +80,17 @@ class PoliciesParam(click.ParamType[tuple[str, ...]]):
         if unknown := [name for name in names if name not in POLICIES]:
             self.fail(f"{unknown[0]!r} is none of {', '.join(POLICIES)}", param, ctx)
         return tuple(dict.fromkeys(names))
+
+
+def of_worker(name: str, **changes: Any) -> Callable[[F], F]:
+    """A worker's option, with its type and default, of a command that has an engine or a model of its own."""
+    settings = {**SHARED[name], "help": "As of a worker.", "show_default": True, **changes}
+    return click.option(name, **settings)
+
+
+def count(name: str, default: int, told: str, *, least: int = 1, most: int = MOST) -> Callable[[F], F]:
+    """An option that says how many."""
+    return click.option(name, type=click.IntRange(least, most), default=default, show_default=True, help=told)
 
 
 OUT = click.option(

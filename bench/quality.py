@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from tokenizers import Tokenizer
 
-from bench.kernels_model import BLOCK_SIZE, chosen_kernels, runner_of
+from bench.kernels_model import BLOCK_SIZE, check_runnable, chosen_kernels, runner_of
 from bench.machine import describe_machine
 from worker.model import loader
 from worker.step import NotFinite, StepRow
@@ -25,6 +25,7 @@ from worker.step import NotFinite, StepRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from worker.kernels.native.library import Native
     from worker.model.loader import ModelFiles
     from worker.sampling.draw import Logits
     from worker.step import Runner
@@ -112,15 +113,12 @@ def run_quality(config: QualityConfig, note: Callable[[str], None]) -> dict[str,
     text = _text(config.text or TEXT)
     native = chosen_kernels(config.kernels, torch.get_num_threads())
     found: dict[str, tuple[Likeness, str]] = {}
-    for dtype in (REFERENCE, *config.dtypes):
-        if dtype in found:
-            continue
-        files = loader.resolve(config.model, cache_dir=config.cache_dir, dtype=dtype, device="cpu", progress=note)
-        task = cut(text, files, config)
+    resolved = _resolved(config, native, note)
+    task = cut(text, resolved[REFERENCE], config)
+    for dtype, files in resolved.items():
         if task.longest > files.context_length:
             raise ValueError(f"{files.name} has {files.context_length} positions, too few for {task.longest} tokens")
-        eight_bit_pages = config.kv_dtype == "int8" and dtype != REFERENCE
-        runner, by = runner_of(files, native, task.blocks, note, eight_bit_pages=eight_bit_pages)
+        runner, by = runner_of(files, native, task.blocks, note, eight_bit_pages=_eight_bit_pages(config, dtype))
         found[dtype] = measure(runner, task, partial(_note, note, dtype)), by
         del runner
         gc.collect()  # before the next one is read
@@ -141,6 +139,21 @@ def run_quality(config: QualityConfig, note: Callable[[str], None]) -> dict[str,
             {"dtype": dtype, "by": by, **compare(reference, likeness)} for dtype, (likeness, by) in found.items()
         ],
     }
+
+
+def _resolved(config: QualityConfig, native: Native | None, note: Callable[[str], None]) -> dict[str, ModelFiles]:
+    """Files of every dtype, the reference's first. What can't be run is refused before minutes are spent on others."""
+    found = {}
+    for dtype in dict.fromkeys((REFERENCE, *config.dtypes)):
+        found[dtype] = loader.resolve(
+            config.model, cache_dir=config.cache_dir, dtype=dtype, device="cpu", progress=note
+        )
+        check_runnable(found[dtype], native, eight_bit_pages=_eight_bit_pages(config, dtype))
+    return found
+
+
+def _eight_bit_pages(config: QualityConfig, dtype: str) -> bool:
+    return config.kv_dtype == "int8" and dtype != REFERENCE
 
 
 def cut(text: str, files: ModelFiles, config: QualityConfig) -> Task:

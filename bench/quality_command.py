@@ -7,32 +7,27 @@ from typing import Any
 
 import click
 
-from bench.kernels_command import KERNELS, DtypesParam, write
+from bench.kernels_command import KERNELS, DtypesParam
 from bench.offline_command import CACHE, JSON, THREADS, cache_folder
-from bench.params import OUT
+from bench.output import results_folder, write_json
+from bench.params import OUT, count, of_worker
 from ops.console import emit, emit_json, note
 from ops.show import print_table
 
 
 @click.command("quality")
-@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
+@of_worker("--model")
 @click.option("--dtypes", type=DtypesParam(), default="bfloat16,int8", show_default=True, help="Beside float32.")
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(["auto", "int8"]),
-    default="auto",
-    show_default=True,
-    help="Of all but the float32 that they are compared with.",
-)
+@of_worker("--kv-dtype", help="Of all but the float32 that they are compared with.")
 @click.option(
     "--text",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A file of plain text. Default: one of our own, of 2,800 words.",
 )
-@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens scored together.")
-@click.option("--prompts", type=click.IntRange(min=1), default=128, show_default=True, help="Cut from the text.")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Of each prompt.")
-@click.option("--new", type=click.IntRange(min=1), default=8, show_default=True, help="Greedy tokens of each prompt.")
+@count("--window", 512, "Tokens scored together.", least=2)
+@count("--prompts", 128, "Cut from the text.")
+@count("--prompt-tokens", 64, "Of each prompt.")
+@count("--new", 8, "Greedy tokens of each prompt.")
 @KERNELS
 @THREADS
 @CACHE
@@ -45,6 +40,7 @@ def quality(*, out: Path, as_json: bool, cache: Path | None, threads: int | None
     log-probabilities of the text's tokens differ on average; and the share of prompts, cut from the text, after which
     the first and all new greedy tokens are float32's. Times are not measured: any machine will do.
     """
+    results_folder(out)
     from bench.quality import QUALITY_COLUMNS, QualityConfig, quality_cells, run_quality
     from worker.model.errors import ModelError
     from worker.step import NotFinite
@@ -54,7 +50,8 @@ def quality(*, out: Path, as_json: bool, cache: Path | None, threads: int | None
         results = run_quality(config, note)
     except (ModelError, NotFinite, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    write(results, out / "quality.json")
+    write_json(results, out / "quality.json")
+    note(f"wrote {out / 'quality.json'}")
     if as_json:
         emit_json(results)
         return

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from bench.machine import describe_machine
 from bench.stats import percentile
 from bench.tune_pool import FRESH, PIECES, WORN, neighbours, tables
+from bench.tune_proposal import propose
 from bench.waste import measure_waste
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from bench.tune_model import Subject
 
-NOISE: Final = 0.02
-"""What is faster by less isn't faster."""
 WARM_UP: Final = 1
 """Steps of each turn that don't count: they bring the tables' pages into the processor's caches, if they fit."""
 
@@ -77,6 +76,8 @@ class Point(NamedTuple):
 
 Times = dict[tuple[Variant, Point], list[float]]
 """Of each round the median of its steps, in seconds."""
+Given = dict[tuple[Variant, Point], list[list[int]]]
+"""The tables of a step's sequences."""
 
 
 def variants_of(config: TuneConfig) -> list[Variant]:
@@ -111,24 +112,56 @@ def points_of(config: TuneConfig, context_length: int, note: Callable[[str], Non
     return points
 
 
-def run_tune(config: TuneConfig, subject: Subject, note: Callable[[str], None]) -> dict[str, Any]:
-    """Measures all variants at all points, and waste; returns what is printed as JSON.
+def run_tune(
+    config: TuneConfig,
+    subject: Subject,
+    note: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measures waste, then all variants at all points; returns what is printed as JSON, which `keep` gets after each
+    round, too. Ctrl-C (KeyboardInterrupt) ends it with the rounds that were done until then.
 
     Raises:
         ValueError: there is no room for any step of these sizes.
+        KeyboardInterrupt: no round had been done.
     """
     points, variants = points_of(config, subject.context_length, note), variants_of(config)
     note(f"{len(variants)} variants, {len(points)} kinds of steps; {config.rounds} rounds of {config.steps} steps each")
-    given = {(variant, point): _tables(config, subject, variant, point) for variant in variants for point in points}
-    times = measure(config, subject, given, note)
     unused = {size: _unused(config, size, note) for size in sorted({*config.block_sizes})}
+    given = {(variant, point): _tables(config, subject, variant, point) for variant in variants for point in points}
+    times: Times = {each: [] for each in given}
+    results: dict[str, Any] = {}
+    try:
+        for whole in measure(config, subject, given, times, note):
+            results = _results(config, subject, given, times, unused, rounds=whole)
+            keep(results)
+    except KeyboardInterrupt:
+        if not results:
+            raise
+        note("interrupted; what was measured is kept")
+    return results
+
+
+def _results(
+    config: TuneConfig,
+    subject: Subject,
+    given: Given,
+    times: Times,
+    unused: Mapping[int, float],
+    *,
+    rounds: int,
+) -> dict[str, Any]:
+    """What is known when so many rounds are done."""
+    points = list(dict.fromkeys(point for _, point in given))
+    variants = list(dict.fromkeys(variant for variant, _ in given))
+    usual = reference(config)
     measured = [
         {
             **variant._asdict(),
             "neighbours": _share([given[variant, point] for point in points]),
             "unused": unused[variant.block_size],
-            "ratio": ratio(times, variant, reference(config), points),
-            "ratio_p75": percentile(by_round(times, variant, reference(config), points), 75),
+            "ratio": ratio(times, variant, usual, points),
+            "ratio_p75": percentile(by_round(times, variant, usual, points), 75),
             "steps": [{**point._asdict(), **_spread(times[variant, point])} for point in points],
         }
         for variant in variants
@@ -139,24 +172,24 @@ def run_tune(config: TuneConfig, subject: Subject, note: Callable[[str], None]) 
         "kernels": subject.level,
         "threads": subject.threads,
         "dtype": subject.dtype,
+        "rounds": rounds,
+        "interrupted": rounds < config.rounds,
         "variants": measured,
         "proposal": propose(measured, config.most_unused),
     }
 
 
 def measure(
-    config: TuneConfig,
-    subject: Subject,
-    given: dict[tuple[Variant, Point], list[list[int]]],
-    note: Callable[[str], None],
-) -> Times:
-    """All variants take turns at one kind of step after the other, in another order in each round."""
-    times: Times = {each: [] for each in given}
+    config: TuneConfig, subject: Subject, given: Given, times: Times, note: Callable[[str], None]
+) -> Iterator[int]:
+    """All variants take turns at one kind of step after the other, in another order in each round. Each round is added
+    to ``times`` when it is whole; then its number comes, from 1."""
     points = list(dict.fromkeys(point for _, point in given))
     order = list(dict.fromkeys(variant for variant, _ in given))
     numbers = random.Random(f"{config.seed}/order")
-    for turn in range(config.rounds):
-        note(f"round {turn + 1} of {config.rounds}")
+    for turn in range(1, config.rounds + 1):
+        note(f"round {turn} of {config.rounds}")
+        found: dict[tuple[Variant, Point], float] = {}
         for point in points:
             numbers.shuffle(order)
             for variant in order:
@@ -164,8 +197,10 @@ def measure(
                 steps = [
                     subject.step(variant.block_size, block_tables, point.context) for _ in range(WARM_UP + config.steps)
                 ]
-                times[variant, point].append(percentile(steps[WARM_UP:], 50))
-    return times
+                found[variant, point] = percentile(steps[WARM_UP:], 50)
+        for each, time in found.items():
+            times[each].append(time)
+        yield turn
 
 
 def reference(config: TuneConfig) -> Variant:
@@ -184,49 +219,6 @@ def by_round(times: Times, variant: Variant, other: Variant, points: Sequence[Po
     return [_mean(ratios) for ratios in zip(*each, strict=True)]
 
 
-def propose(measured: Sequence[dict[str, Any]], most_unused: float) -> dict[str, Any]:
-    """The setting for a worker, with the reason.
-
-    Only a worn pool counts, for that is where a worker spends its life. A setting is faster if it takes less time than
-    the smallest blocks without runs by more than `NOISE`, and some less in three of four rounds. Of the fastest that
-    leave at most ``most_unused`` of the slots unused, the smallest blocks in the shortest runs.
-    """
-    worn = [each for each in measured if each["state"] == WORN]
-    usual = min(worn, key=_size)
-    faster = [each for each in worn if each["ratio"] < 1 - NOISE and each["ratio_p75"] < 1]
-    frugal = [each for each in faster if each["unused"] <= most_unused or each["block_size"] == usual["block_size"]]
-    fastest = min((each["ratio"] for each in frugal), default=1.0)
-    chosen = min((each for each in frugal if each["ratio"] <= fastest * (1 + NOISE)), key=_size, default=usual)
-    return {
-        "block_size": chosen["block_size"],
-        "block_run": chosen["block_run"],
-        "reason": " ".join(_reasons(worn, faster, chosen, most_unused)),
-    }
-
-
-def _size(setting: dict[str, Any]) -> tuple[int, int]:
-    return setting["block_size"], setting["block_run"]
-
-
-def _reasons(
-    worn: Sequence[dict[str, Any]], faster: Sequence[dict[str, Any]], chosen: dict[str, Any], most_unused: float
-) -> Iterator[str]:
-    yield (
-        f"Steps take {chosen['ratio']:.3f} of the time of the smallest blocks without runs, and "
-        f"{chosen['unused']:.1%} of the slots are unused."
-    )
-    quickest = min(worn, key=lambda each: each["ratio"])
-    if quickest is chosen or quickest["ratio"] > chosen["ratio"] / (1 + NOISE):
-        yield "Nothing is faster by more than noise."
-    elif quickest not in faster:
-        yield f"{_named(quickest)} take {quickest['ratio']:.3f}, but not in most rounds: measure again with more."
-    else:
-        yield (
-            f"{_named(quickest)} are faster ({quickest['ratio']:.3f}), but leave {quickest['unused']:.1%} unused: "
-            f"{most_unused:.0%} may be."
-        )
-
-
 def _ratios(times: Times, variant: Variant, other: Variant, point: Point) -> list[float]:
     return [mine / theirs for mine, theirs in zip(times[variant, point], times[other, point], strict=True)]
 
@@ -234,10 +226,6 @@ def _ratios(times: Times, variant: Variant, other: Variant, point: Point) -> lis
 def _mean(ratios: Sequence[float]) -> float:
     """The geometric one: twice and half are none."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def _named(setting: dict[str, Any]) -> str:
-    return f"Blocks of {setting['block_size']} in runs of {setting['block_run']}"
 
 
 def _tables(config: TuneConfig, subject: Subject, variant: Variant, point: Point) -> list[list[int]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from bench.offline_command import CACHE, JSON, SEED, THREADS, cache_folder
-from bench.params import OUT, PLOT, LevelsParam
+from bench.output import results_folder, write_json, write_plot
+from bench.params import OUT, PLOT, LevelsParam, count, of_worker
 from kvstore.ranges import Finite
-from ops.console import emit, emit_json, note
+from ops.console import INTERRUPTED, emit, emit_json, note
 from ops.show import print_table
+from worker.options import SHARED
 
-MOST_TOKENS = 1024
+RUNS: Final = LevelsParam(SHARED["--block-run"]["type"].max)
+MOST_TOKENS: Final[int] = SHARED["--block-size"]["type"].max
 """Of a block, as for a worker."""
 
 
@@ -33,12 +36,18 @@ class BlockSizesParam(LevelsParam):
 
 @click.command("tune")
 @click.option("--block-sizes", type=BlockSizesParam(), default="16,32,64,128", show_default=True, help="In tokens.")
-@click.option("--block-runs", type=LevelsParam(), default="4,16", show_default=True, help="In blocks, beside 1.")
+@click.option(
+    "--block-runs",
+    type=RUNS,
+    default="4,16",
+    show_default=True,
+    help="In blocks, beside 1.",
+)
 @click.option("--contexts", type=LevelsParam(), default="64,512,4096", show_default=True, help="In tokens.")
 @click.option("--sequences", type=LevelsParam(), default="1,8,32", show_default=True, help="In a step.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Medians are over these.")
-@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Of each in each round.")
-@click.option("--requests", type=click.IntRange(min=1), default=150, show_default=True, help="Of the mixed load.")
+@count("--rounds", 5, "Medians are over these.")
+@count("--steps", 2, "Of each in each round.")
+@count("--requests", 150, "Of the mixed load.")
 @click.option(
     "--most-unused",
     type=Finite(0, 1),
@@ -46,10 +55,10 @@ class BlockSizesParam(LevelsParam):
     show_default=True,
     help="Share of the allocated slots that may hold nothing.",
 )
-@click.option("--model", default="smollm2-135m", show_default=True, help="As of a worker.")
-@click.option("--dtype", default="auto", show_default=True, help="As of a worker.")
-@click.option("--kernels", default="auto", show_default=True, help="As of a worker.")
-@click.option("--kv-tokens", type=click.IntRange(min=1024), default=32768, show_default=True, help="As of a worker.")
+@of_worker("--model")
+@of_worker("--dtype")
+@of_worker("--kernels")
+@of_worker("--kv-tokens", type=click.IntRange(min=1024))
 @OUT
 @PLOT
 @THREADS
@@ -61,8 +70,10 @@ def command(*, out: Path, plot: str, cache: Path | None, threads: int | None, as
 
     Times steps of the real decoder, whose keys and values lie as a pool leaves them: fresh, worn by texts that came and
     went, and in pieces on purpose. Tells what of the K/V memory each size leaves unused in a mixed load, and proposes a
-    setting for workers. Takes two to three minutes with the default model on two cores.
+    setting for workers. Takes two to three minutes with the default model on two cores. Ctrl-C ends it with the rounds
+    that were done.
     """
+    results_folder(out, plot)
     from bench.tune import TuneConfig, run_tune
     from bench.tune_model import load
     from worker.model.errors import ModelError
@@ -78,31 +89,35 @@ def command(*, out: Path, plot: str, cache: Path | None, threads: int | None, as
             cache_dir=config.cache_dir,
             note=note,
         )
-        results = run_tune(config, subject, note)
+        results = run_tune(config, subject, note, lambda so_far: write_json(so_far, out / "tune.json"))
     except (ModelError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    write(results, out, plot)
+    note(f"wrote {out / 'tune.json'}")
+    draw(results, out, plot)
     if as_json:
         emit_json(results)
-        return
-    print_table(*table(results))
+    else:
+        print_table(*table(results))
+        emit(told(results))
+    if results["interrupted"]:
+        raise SystemExit(INTERRUPTED)
+
+
+def told(results: dict[str, Any]) -> str:
+    """The proposal in a sentence."""
     proposal = results["proposal"]
-    emit(f"proposed: --block-size {proposal['block_size']} --block-run {proposal['block_run']}. {proposal['reason']}")
+    after = f" (after {results['rounds']} of {results['config']['rounds']} rounds)" if results["interrupted"] else ""
+    setting = f"--block-size {proposal['block_size']} --block-run {proposal['block_run']}"
+    return f"proposed{after}: {setting}. {proposal['reason']}"
 
 
-def write(results: dict[str, Any], out: Path, plot: str) -> None:
-    """Writes tune.json and the plot into `out`; matplotlib is imported here and not before."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "tune.json").write_text(json.dumps(results, indent=1) + "\n")
-    note(f"wrote {out / 'tune.json'}")
+def draw(results: dict[str, Any], out: Path, plot: str) -> None:
+    """The plot in `out`, if one is wanted; matplotlib is imported here and not before."""
     if plot == "none":
         return
     from bench.tune_plot import draw_tune
 
-    try:
-        draw_tune(results, title_of(results), out / f"tune.{plot}")
-    except ImportError as error:
-        raise click.ClickException("no plot without matplotlib: pip install 'octavo[bench]', or --plot none") from error
+    write_plot(partial(draw_tune, results, title_of(results)), out / f"tune.{plot}")
     note(f"wrote {out / f'tune.{plot}'}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bench.kernels_model import chosen_kernels
+from bench.kernels_model import needed_kernels
 from worker.model import loader
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
@@ -89,12 +89,8 @@ def load(
     """
     if threads:
         torch.set_num_threads(threads)
+    native = needed_kernels(kernels, torch.get_num_threads(), "blocks are tuned for them")
     files = loader.resolve(model, cache_dir=cache_dir, dtype=dtype, device="cpu", progress=note)
-    native = chosen_kernels(kernels, torch.get_num_threads())
-    if native is None:
-        raise ModelUnsupported(
-            "there are no native kernels to tune for: none were built here, or --kernels none says so"
-        )
     try:
         runner = decoder.load(files, native, num_blocks=kv_tokens // BLOCK_STEP, block_size=BLOCK_STEP, progress=note)
     except NoRoom as error:

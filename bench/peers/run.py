@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.peers.catalog import OURS, Variant, variants
+from bench.output import write_json, write_plot
+from bench.peers.catalog import OURS, PEERS, Variant, variants
 from bench.peers.compare import Plan, compare
 from bench.peers.prepare import Preparation
 from bench.peers.results import Asked
@@ -55,7 +56,9 @@ class PeersConfig:
         out: Path,
         check: bool,
     ) -> PeersConfig:
-        """From options. Raises ValueError for an unknown peer or mode."""
+        """From options. Raises ValueError for an unknown peer or mode, and without a mode of ours."""
+        if not _split(ours):
+            raise ValueError(f"--ours names no mode of ours to compare with; there are {', '.join(PEERS[OURS].modes)}")
         mine = variants([f"{OURS}:{mode}" for mode in _split(ours)])
         theirs = variants(_split(names), _split(modes)) if _split(names) else []
         return cls(
@@ -113,7 +116,7 @@ def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any
         return {"model": {"name": files.name, "digest": files.digest}, "threads": config.threads, **results}
 
     def keep(results: dict[str, Any]) -> None:
-        write_json(whole(results), config.out)
+        write_json(whole(results), config.out / "peers.json")
 
     with ended_by_sigterm():
         return whole(compare(plan, preparation.prepare, preparation.reference(), note, keep))
@@ -121,26 +124,14 @@ def run_peers(config: PeersConfig, note: Callable[[str], None]) -> dict[str, Any
 
 def write(results: dict[str, Any], out: Path, plot: str, note: Callable[[str], None]) -> None:
     """peers.json and the plot, in `out`."""
-    write_json(results, out)
+    write_json(results, out / "peers.json")
     note(f"wrote {out / 'peers.json'}")
     if plot == "none":
         return
     from bench.plot_peers import draw_peers
 
-    try:
-        draw_peers(results, title_of(results), out / f"peers.{plot}")
-    except ImportError:
-        note("no plot without matplotlib: pip install 'octavo[bench]'")
-        return
+    write_plot(partial(draw_peers, results, title_of(results)), out / f"peers.{plot}")
     note(f"wrote {out / f'peers.{plot}'}")
-
-
-def write_json(results: dict[str, Any], out: Path) -> None:
-    """peers.json in `out`, whole at any moment."""
-    out.mkdir(parents=True, exist_ok=True)
-    fresh = out / "peers.json.new"
-    fresh.write_text(json.dumps(results, indent=1) + "\n")
-    fresh.replace(out / "peers.json")
 
 
 def title_of(results: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class ModelError(Exception):
     """The worker can't start with this model. The message says which file or setting, and what to do."""
@@ -26,6 +28,17 @@ class ModelDamaged(ModelError):  # noqa: N818
 
 class ModelUnsupported(ModelError):  # noqa: N818
     """A model, or a setting of one, that this worker can't run right."""
+
+
+NO_KERNELS: Final = "there are no native kernels"
+INT8_NEEDS_FUSED: Final = "--dtype int8 needs the fused decoder and its native kernels; take bfloat16 or float32"
+
+
+def needs_fused(name: str, why_not: str) -> ModelUnsupported:
+    """K/V in eight bits of a model that isn't run by the fused decoder, which alone has them."""
+    return ModelUnsupported(
+        f"--kv-dtype int8 needs the fused decoder, which can't run {name} here: {why_not}; take --kv-dtype auto"
+    )
 
 
 class NoRoom(ModelError):  # noqa: N818

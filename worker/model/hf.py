@@ -22,7 +22,7 @@ from worker.kernels.attention import PagedAttention
 from worker.kernels.plan import PoolShape, StepPlan
 from worker.model import adapt
 from worker.model.audit import Audit
-from worker.model.errors import ModelDamaged, ModelUnsupported
+from worker.model.errors import INT8_NEEDS_FUSED, ModelDamaged, ModelUnsupported
 from worker.model.library import checked, quiet
 from worker.model.room import Memory, left, room
 from worker.model.swap import RotaryTable, Swapped, swap, swap_rotary
@@ -157,7 +157,7 @@ def load(files: ModelFiles, *, num_blocks: int, block_size: int, progress: Progr
         ValueError: a block size that is not a power of two.
     """
     if files.quantized:
-        raise ModelUnsupported("--dtype int8 needs the fused decoder and its native kernels; take bfloat16 or float32")
+        raise ModelUnsupported(INT8_NEEDS_FUSED)
     adapt.register()
     progress(f"reading {files.name} as {files.dtype_name}")
     model = _weights(files)

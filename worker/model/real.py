@@ -10,7 +10,7 @@ from worker.model import loader
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
 from worker.model.digest import joined_digest
-from worker.model.errors import ModelUnsupported
+from worker.model.errors import NO_KERNELS, ModelUnsupported, needs_fused
 from worker.model.loader import INT8
 from worker.model.prepared import Prepared, kernels_of, texts_of
 from worker.sampling.sampler import sampler_for
@@ -64,7 +64,7 @@ def _runner(
         ModelUnsupported: K/V in eight bits of a model that isn't run by the fused decoder, which alone has them.
     """
     eight_bit_pages = _eight_bit_pages(config)
-    why_not = "there are no native kernels"
+    why_not = NO_KERNELS
     if kernels is not None:
         try:
             runner = decoder.load(
@@ -82,10 +82,7 @@ def _runner(
             torch.set_num_threads(1)  # what is left to it is small, and its threads would only be in the kernels' way
             return runner
     if eight_bit_pages:
-        raise ModelUnsupported(
-            f"--kv-dtype int8 needs the fused decoder, which can't run {files.name} here: {why_not}; "
-            "take --kv-dtype auto"
-        )
+        raise needs_fused(files.name, why_not)
     from worker.model import hf  # takes seconds, because it brings transformers' models along
 
     return hf.load(files, num_blocks=config.num_blocks, block_size=config.block_size, progress=progress)

@@ -14,11 +14,13 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
+from bench import core
 from bench.core import MODES, MOST_UNUSED, PARTS, CoreConfig, Kind, core_cells, measure_steps, run_core
 from bench.standin import Clock, StandIn, made_up_table, peaked_logits, prepared_tokenizer
 from bench.waste import measure_waste, occupancy
 from ops.cli import main
 from worker.detokenize import TextStream
+from worker.model.room import Memory
 from worker.params import SamplingParams, StopParams
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
@@ -192,3 +194,26 @@ def test_the_command_prints_a_table_or_json() -> None:
     ran = CliRunner().invoke(main, ["bench", "core", "--sequences", "0"])
     assert ran.exit_code == 2
     assert "'0' is no list of positive numbers" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--vocabulary", "99999999999"), "99999999999 is not in the range 2<=x<=1048576."),
+        (("--prompt-tokens", "99999999999"), "99999999999 is not in the range 1<=x<=1048576."),
+        (("--sequences", "8,5000"), "5000 is more than 4096"),
+        (("--sequences", "9" * 5000), f"{'9' * 5000} is more than 4096"),
+    ],
+)
+def test_sizes_have_limits(words: tuple[str, str], said: str) -> None:
+    ran = CliRunner().invoke(main, ["bench", "core", *words])
+    assert ran.exit_code == 2, ran.output
+    assert said in ran.output
+
+
+def test_what_memory_has_no_room_for_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "machine", lambda: Memory(1 << 20, "this machine has"))
+    ran = CliRunner().invoke(main, ["bench", "core", "--sequences", "2,4", "--prompt-tokens", "100"])
+    assert ran.exit_code == 1
+    assert ran.output.startswith("Error: 4 sequences of 100 tokens over a vocabulary of 49152 take 26,010,016 bytes, ")
+    assert ran.output.endswith("this machine has 0.0 GiB: take fewer --sequences, --prompt-tokens or --vocabulary\n")

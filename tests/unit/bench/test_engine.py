@@ -16,6 +16,7 @@ from bench.standin import Clock, StandIn, made_up_table, peaked_logits
 from ops.cli import main
 from worker.engine import Engine
 from worker.model.errors import ModelNotFound
+from worker.params import AdmissionError
 from worker.sampling.sampler import TorchSampler
 from worker.scheduling.block_pool import BlockPool
 from worker.scheduling.scheduler import Scheduler
@@ -42,7 +43,8 @@ def built(config: WorkerConfig, *_: Any) -> Any:
         eos_token_ids=tuple(range(VOCABULARY)),
         fingerprint="test",
     )
-    card, info = SimpleNamespace(vocab_size=VOCABULARY), SimpleNamespace(dtype="float32")
+    card = SimpleNamespace(vocab_size=VOCABULARY)
+    info = SimpleNamespace(dtype="float32", context_length=scheduler.context_length)
     return SimpleNamespace(engine=engine, card=card, info=info)
 
 
@@ -105,3 +107,31 @@ def test_the_command_takes_workloads_by_name(monkeypatch: pytest.MonkeyPatch) ->
     ran = CliRunner().invoke(main, ["bench", "engine", "--workload", "D9"])
     assert ran.exit_code == 2
     assert "'D9' is not one of A, B, D1, D8, D32" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (("--block-size", "1024", "--kv-tokens", "32"), "32 tokens are less than two blocks of 1024"),
+        (("--block-size", "24"), "24 is not a power of two"),
+        (("--step-tokens", "4"), "4 is not in the range 16<=x<=65536."),
+        (("--kernels", "abacus"), "'abacus' is not one of 'auto', 'none'"),
+    ],
+)
+def test_sizes_that_a_worker_refuses_are_refused(sizes: tuple[str, ...], said: str) -> None:
+    ran = CliRunner().invoke(main, ["bench", "engine", *sizes])
+    assert ran.exit_code == 2
+    assert said in ran.output
+
+
+def test_a_workload_without_room_is_refused_before_any_runs() -> None:
+    ran = CliRunner().invoke(main, ["bench", "engine", "--kv-tokens", "96", "--workload", "A"])
+    assert (ran.exit_code, ran.output) == (
+        1,
+        "Error: workload A has sequences of 192 tokens; the pool and the model's context have room for 96; "
+        "give more --kv-tokens, or leave out workloads\n",
+    )
+    load = Load("E", count=1, shared=0, own=60, new=37, decoding=False)
+    with pytest.raises(AdmissionError, match="workload E has sequences of 97 tokens"):
+        run_engine(EngineConfig(kv_tokens=96), (LOADS[0], load), 1, 0, pytest.fail)
+    assert load.longest == 97

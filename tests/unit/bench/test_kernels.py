@@ -11,10 +11,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from bench import kernels, kernels_ceiling
+from bench import kernels, kernels_ceiling, kernels_model
 from bench.kernels import KernelsConfig, fill, loads, run_kernels, time_step
 from bench.kernels_ceiling import Memory, ideal_shape, peak
-from bench.kernels_model import chosen_kernels, made_up
+from bench.kernels_model import chosen_kernels, made_up, needed_kernels
 from bench.kernels_work import Load
 from ops.cli import main
 from tests.unit.bench import quality_models
@@ -165,11 +165,19 @@ def test_the_command_prints_a_table_and_writes_json(directory: Path, tmp_path: P
 
 
 def test_the_command_without_kernels_or_model(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(main, ["bench", "kernels", "--kernels", "none"])
+    ran = CliRunner().invoke(main, ["bench", "kernels", "--kernels", "none", "--out", str(tmp_path)])
     assert (ran.exit_code, ran.output) == (
         1,
-        "Error: there are no native kernels to measure: install a compiler, then octavo again\n",
+        "Error: --kernels none: they are what is measured; take --kernels auto\n",
     )
     ran = CliRunner().invoke(main, ["bench", "kernels", "--attention", "64,x"])
     assert ran.exit_code == 2
     assert "'64,x' is no list of positive numbers" in ran.output
+
+
+def test_kernels_that_were_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_model, "best", lambda _: None)
+    with pytest.raises(
+        ModelUnsupported, match=r"^no native kernels are here: some words; install a compiler, then octavo again$"
+    ):
+        needed_kernels("auto", 1, "some words")

@@ -85,6 +85,11 @@ def test_the_command_refuses_unknown_peers_before_anything_is_made(tmp_path: Pat
         1,
         "Error: 'tgi' is not one of octavo, vllm, openvino, llama.cpp, llama.cpp-bench, transformers\n",
     )
+    ran = CliRunner().invoke(main, ["bench", "peers", "--ours", "", "--cache", str(tmp_path)])
+    assert (ran.exit_code, ran.output) == (
+        1,
+        "Error: --ours names no mode of ours to compare with; there are bfloat16, int8, float32, auto\n",
+    )
     assert not list(tmp_path.iterdir())
 
 

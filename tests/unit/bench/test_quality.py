@@ -6,12 +6,14 @@ import hashlib
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from bench.kernels_model import check_runnable, chosen_kernels
 from bench.quality import (
     QUALITY_COLUMNS,
     TEXT,
@@ -37,7 +39,6 @@ from worker.step import NotFinite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from worker.step import StepRow
 
@@ -240,6 +241,40 @@ def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
     assert "'int3' is not one of bfloat16, float32, int8" in ran.output
     damaged = tmp_path / "text.txt"
     damaged.write_bytes(b"\xff\xfe")
-    ran = CliRunner().invoke(main, ["bench", "quality", "--text", str(damaged)])
+    ran = CliRunner().invoke(main, ["bench", "quality", "--text", str(damaged), "--out", str(tmp_path)])
     assert ran.exit_code == 1
     assert ran.output.startswith(f"Error: {damaged} can't be read: 'utf-8' codec")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--dtypes", "bfloat16", "--kv-dtype", "int8", "--kernels", "none"),
+            "--kv-dtype int8 needs the fused decoder, which can't run {name} here: there are no native kernels; "
+            "take --kv-dtype auto",
+        ),
+        (
+            ("--dtypes", "bfloat16,int8", "--kernels", "none"),
+            "--dtype int8 needs the fused decoder and its native kernels; take bfloat16 or float32",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_measured(
+    config: QualityConfig, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    options = ["--model", config.model, "--text", str(config.text), "--cache", str(config.cache_dir), "--threads", "1"]
+    ran = CliRunner().invoke(main, ["bench", "quality", *options, *words, "--out", str(tmp_path)])
+    assert ran.exit_code == 1
+    assert ran.output.splitlines()[-1] == f"Error: {said.format(name=Path(config.model).name)}"
+    assert "window" not in ran.output
+
+
+@needs_kernels
+def test_a_model_that_is_not_fused_is_refused_before_anything_is_measured(tmp_path: Path, directory: Path) -> None:
+    files = replace(tiny.files(tiny.save(tiny.CONFIGS["gpt2"], tmp_path), torch.float32), name="other")
+    native = chosen_kernels("auto", 1)
+    check_runnable(files, native, eight_bit_pages=False)
+    check_runnable(tiny.files(directory, torch.float32), native, eight_bit_pages=True)
+    with pytest.raises(ModelUnsupported, match=r"^--kv-dtype int8 needs .* can't run other here: .*auto$"):
+        check_runnable(files, native, eight_bit_pages=True)

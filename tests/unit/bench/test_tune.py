@@ -12,12 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from bench import tune_model
-from bench.tune import Point, TuneConfig, Variant, by_round, points_of, propose, ratio, run_tune, variants_of
+from bench.tune import Point, TuneConfig, Variant, by_round, points_of, ratio, run_tune, variants_of
 from bench.tune_command import table
 from bench.tune_plot import draw_tune
 from bench.tune_pool import neighbours
+from bench.tune_proposal import propose
 from bench.waste import measure_waste
 from ops.cli import main
+from ops.console import INTERRUPTED
 from worker.model.errors import ModelNotFound
 
 if TYPE_CHECKING:
@@ -74,7 +76,9 @@ def test_every_variant_at_every_kind_of_step() -> None:
     assert by_variant[16, 1, "worn"]["ratio"] == 1
     assert by_variant[16, 1, "pieces"]["ratio"] >= 1 > by_variant[32, 8, "fresh"]["ratio"]
     assert notes[0] == "10 variants, 4 kinds of steps; 3 rounds of 2 steps each"
-    assert notes[1:4] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert notes[1:3] == [f"waste with blocks of {size}: 1 requests of all lengths" for size in (16, 32)]
+    assert notes[3:] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert (results["rounds"], results["interrupted"]) == (3, False)
     assert len(subject.asked) == 10 * 4 * 3 * (2 + 1)
     json.dumps(results)
 
@@ -224,7 +228,7 @@ def test_sizes_that_nothing_takes_are_refused(sizes: str, message: str) -> None:
     assert message in ran.output
 
 
-def test_a_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
 
     def load(model: str, **_: Any) -> Any:
@@ -232,7 +236,7 @@ def test_a_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         raise ModelNotFound(f"no model {model}")
 
     monkeypatch.setattr(tune_model, "load", load)
-    ran = CliRunner().invoke(main, ["tune", "--model", "none"])
+    ran = CliRunner().invoke(main, ["tune", "--model", "none", "--out", str(tmp_path)])
     assert (ran.exit_code, ran.output, asked) == (1, "Error: no model none\n", ["none"])
 
 
@@ -244,3 +248,54 @@ def test_the_commands_defaults_are_the_configurations() -> None:
     for name in ("block_sizes", "block_runs", "contexts", "sequences", "rounds", "steps", "requests", "most_unused"):
         assert given[name] == getattr(default, name), name
     assert (given["model"], given["kv_tokens"]) == (default.model, default.kv_tokens)
+
+
+def test_runs_that_no_worker_takes_are_refused() -> None:
+    ran = CliRunner().invoke(main, ["tune", "--block-runs", "4096,4097"])
+    assert ran.exit_code == 2
+    assert "Invalid value for '--block-runs': 4097 is more than 4096" in ran.output
+
+
+class InterruptedSubject(RuledSubject):
+    """Ctrl-C comes within a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._left = step
+
+    def step(self, block_size: int, tables: Sequence[list[int]], context: int) -> float:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+        return super().step(block_size, tables, context)
+
+
+STEPS = 10 * 4 * (2 + 1)
+"""Of a round of `SMALL`."""
+
+
+def test_an_interrupted_run_keeps_its_whole_rounds() -> None:
+    kept: list[dict[str, Any]] = []
+    whole = run_tune(SMALL, RuledSubject(), print, kept.append)  # type: ignore[arg-type]
+    assert [(each["rounds"], each["interrupted"]) for each in kept] == [(1, True), (2, True), (3, False)]
+    results = run_tune(SMALL, InterruptedSubject(3 * STEPS), print)  # type: ignore[arg-type]
+    assert (results["rounds"], results["interrupted"]) == (2, True)
+    assert results["variants"] == whole["variants"]  # whose times are the same in each round
+    assert results["proposal"] == whole["proposal"]
+    with pytest.raises(KeyboardInterrupt):
+        run_tune(SMALL, InterruptedSubject(STEPS), print)  # type: ignore[arg-type]
+
+
+def test_the_command_tells_what_an_interrupted_run_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    few = [*FEW, "--rounds", "2", "--out", str(tmp_path), "--plot", "none"]
+    per_round = 14 * 4 * (2 + 1)
+    monkeypatch.setattr(tune_model, "load", lambda *_, **__: InterruptedSubject(per_round + 5))
+    ran = CliRunner().invoke(main, ["tune", *few])
+    assert ran.exit_code == INTERRUPTED
+    assert ran.stdout.splitlines()[-1].startswith("proposed (after 1 of 2 rounds): --block-size ")
+    assert "octavo: interrupted; what was measured is kept" in ran.stderr
+    assert json.loads((tmp_path / "tune.json").read_text())["rounds"] == 1
+    monkeypatch.setattr(tune_model, "load", lambda *_, **__: InterruptedSubject(5))
+    ran = CliRunner().invoke(main, ["tune", *few])
+    assert (ran.exit_code, ran.stdout) == (INTERRUPTED, "")
+    assert ran.stderr.endswith("octavo: interrupted\n")

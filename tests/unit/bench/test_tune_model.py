@@ -94,7 +94,7 @@ def test_a_model_is_loaded_as_a_worker_does(directories: dict[str, Path], monkey
             loaded("gpt2", "auto")
         with pytest.raises(ModelUnsupported, match="--kernels abacus: no kernels are called 'abacus'"):
             loaded("llama", "abacus")
-        with pytest.raises(ModelUnsupported, match="no native kernels to tune for"):
+        with pytest.raises(ModelUnsupported, match="--kernels none: blocks are tuned for them; take --kernels auto"):
             loaded("llama", "none")
     finally:
         torch.set_num_threads(threads)

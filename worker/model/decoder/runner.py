@@ -237,6 +237,15 @@ def load(
     return runner
 
 
+def why_not_fused(files: ModelFiles) -> str | None:
+    """Why this decoder can't run a model, as far as its configuration tells; None: it can."""
+    try:
+        _described(files)
+    except NotFused as reason:
+        return str(reason)
+    return None
+
+
 def _described(files: ModelFiles) -> tuple[DecoderShape, tuple[tuple[torch.Tensor, torch.Tensor], ...]]:
     if files.device.type != "cpu":
         raise NotFused(f"device {files.device.type}: the kernels are for processors")
