@@ -42,8 +42,9 @@ async def by_hand(broker: Broker, fleet: Fleet, request_id: str, edit: Callable[
     edit(job)
     keys, info = broker.keys, fleet.worker.info
     names = [keys.job(request_id), keys.log(request_id), keys.jobs(info.id), keys.worker(info.id)]
-    args = [job.SerializeToString(), b"digest", request_id, info.id, info.incarnation, "", "", 1000, 403, 3, 1, 0]
-    assert await broker.script("submit", [*names, keys.load(info.id, info.incarnation)], args) == [b"accepted"]
+    names += [keys.load(info.id, info.incarnation), keys.routes]
+    args = [job.SerializeToString(), b"digest", request_id, info.id, info.incarnation, "", "", 1000, 403, 3, 1]
+    assert await broker.script("submit", names, [*args, 3, 0, "", 0, 0]) == [b"accepted"]
 
 
 async def test_a_flood_of_jobs_that_no_gateway_wrote_harms_nobody(broker: Broker, fleet: Fleet, client: Client) -> None:
