@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kvstore.jobs import Claim
+    from kvstore.page import PageName
     from worker.journal import Journal, Running
     from worker.pages import Pages
     from worker.sequence import Request
@@ -36,16 +37,17 @@ class Arrivals:
             self._stepper.abort(claim.job.request_id)
         request = self._journal.open(claim, now, since=NOT_YET)
         job = self._journal.running[request.request_id]
-        if self._pages is None or not self._pages.wants(request):
+        lacking = [] if self._pages is None else self._pages.lacking(request)
+        if self._pages is None or not lacking:
             self._begin(request, job)
             return
-        preparing = asyncio.create_task(self._prepare(self._pages, request, job), name="prepare")
+        preparing = asyncio.create_task(self._prepare(self._pages, lacking, request, job), name="prepare")
         self.preparing.add(preparing)
         preparing.add_done_callback(self.preparing.discard)
 
-    async def _prepare(self, pages: Pages, request: Request, job: Running) -> None:
+    async def _prepare(self, pages: Pages, lacking: list[PageName], request: Request, job: Running) -> None:
         """Nothing is begun that has ended meanwhile."""
-        await pages.prepare(request)
+        await pages.prepare(lacking)
         if self._journal.running.get(request.request_id) is job:
             self._begin(request, job)
 

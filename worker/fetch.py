@@ -82,23 +82,19 @@ class Fetch:
         """Blocks of the prompt that the pool lacks, from the first one on; none if it could not use them."""
         if request.prompt_logprobs is not None:  # what is scored must be computed
             return []
-        names = names_of(self._engine.root_of(request.salt), request.prompt, self._client.form.block_size)
-        for index, name in enumerate(names):
-            if not self._paging.offers(name.hash) and name.hash not in self._posted:
-                return names[index:]
-        return []
+        return self._lacking(names_of(self._engine.root_of(request.salt), request.prompt, self._client.form.block_size))
 
-    async def prepare(self, request: Request) -> None:
-        """Has pages of the prompt on their way to the engine when it returns, if that is worth it. Raises nothing but
-        CancelledError."""
-        names, rate = self.lacking(request), self._prefill_tok_s()
+    async def prepare(self, names: list[PageName]) -> None:
+        """Has pages of what a prompt is ``lacking`` on their way to the engine when it returns, if that is worth it.
+        Raises nothing but CancelledError."""
+        rate = self._prefill_tok_s()
         tokens, now = len(names) * self._client.form.block_size, time.monotonic()
         if not names or not self.break_even.worth_a_look(tokens, rate, now):
             return
         limit = min(max(tokens / rate, LEAST_LIMIT_S), LIMIT_S)
         try:
             async with asyncio.timeout(limit):
-                await self._prepare(request, names, now + limit)
+                await self._prepare(names, now + limit)
         except TimeoutError:
             self._client.metrics.miss(LATE)
         except Exception:
@@ -123,10 +119,16 @@ class Fetch:
                 handed += len(run)
         return handed
 
-    async def _prepare(self, request: Request, names: list[PageName], until: float) -> None:
+    def _lacking(self, names: list[PageName]) -> list[PageName]:
+        for index, name in enumerate(names):
+            if not self._paging.offers(name.hash) and name.hash not in self._posted:
+                return names[index:]
+        return []
+
+    async def _prepare(self, names: list[PageName], until: float) -> None:
         while names and (coming := self._coming.get(names[0].hash)) is not None:
             await coming.wait()  # another request has the same prefix
-            names = self.lacking(request)
+            names = self._lacking(names)
         if not names:
             return
         done = asyncio.Event()

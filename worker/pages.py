@@ -100,14 +100,14 @@ class Pages:
         passed_over, self._passed_over = self._passed_over, self._paging.passed_over
         self._spill.passed_over(self._passed_over - passed_over)
 
-    def wants(self, request: Request) -> bool:
-        """Whether ``prepare`` may bring anything for it."""
-        return self._fetch is not None and bool(self._fetch.lacking(request))
+    def lacking(self, request: Request) -> list[PageName]:
+        """Blocks of a prompt that ``prepare`` may bring."""
+        return [] if self._fetch is None else self._fetch.lacking(request)
 
-    async def prepare(self, request: Request) -> None:
-        """Fetches what the pool lacks of a prompt, if that is worth it."""
+    async def prepare(self, names: list[PageName]) -> None:
+        """Fetches what the pool is lacking, if that is worth it."""
         assert self._fetch is not None
-        await self._fetch.prepare(request)
+        await self._fetch.prepare(names)
 
     async def save(self, engines_thread: Executor) -> None:
         """Stores what the pool has cached, before the worker ends: when there are no steps any more."""
@@ -118,6 +118,7 @@ class Pages:
             return await loop.run_in_executor(engines_thread, self._paging.read, some)
 
         saved = await self._spill.save(names, read, self._config.budget, began + SAVE_S)
+        await self._spill.flush(began + SAVE_S)
         logger.info("pages: %d of %d cached blocks are stored, in %.1f s", saved, len(names), time.monotonic() - began)
 
     async def close(self) -> None:

@@ -126,6 +126,15 @@ class Spill:
             saved += len(some) - len(missing) + len(pages)
         return saved
 
+    async def flush(self, until: float) -> None:
+        """Writes what waits, when ``run`` does not any more; none is begun after ``until``, or on a failure."""
+        left = len(self._waiting)
+        while self._waiting and time.monotonic() < until:
+            await self._write_some()
+            left, before = len(self._waiting), left
+            if left == before:
+                break
+
     async def _write_some(self) -> None:
         """The next of what waits, as much of one kind as goes into one call. What can't be asked about stays."""
         pages: list[Spilled] = []

@@ -70,7 +70,7 @@ class World:
 
     async def prepare(self, **changes: object) -> None:
         async with asyncio.timeout(10):
-            await self.fetch.prepare(request("a", PROMPT, **changes))  # type: ignore[arg-type]
+            await self.fetch.prepare(self.fetch.lacking(request("a", PROMPT, **changes)))  # type: ignore[arg-type]
 
 
 async def test_what_the_pool_lacks_is_fetched_and_nothing_else() -> None:

@@ -193,6 +193,23 @@ async def test_saving_ends_when_its_time_is_up_or_the_store_is_full_or_away() ->
         assert await spill.save([], read, 10**9, time.monotonic() + 10) == 0
 
 
+async def test_what_still_waits_is_written_at_the_end() -> None:
+    shop = Shop()
+    spill = Spill(shop.client, 100 * FORM.page_bytes)
+    spill.offer(pages(1, 2))
+    spill.doubt([names(1, 2)[1].hash])
+    await spill.flush(time.monotonic() - 1)
+    assert shop.store.calls == []
+    shop.store.fails = True
+    await spill.flush(time.monotonic() + 10)
+    assert shop.store.calls == ["renew"]
+    shop.store.fails = False
+    await shop.client.until_allowed()
+    await spill.flush(time.monotonic() + 10)
+    assert [*shop.store.values] == [names(1)[0].hash]
+    await shop.client.close()
+
+
 async def test_the_store_is_tended() -> None:
     async with spilling() as (shop, spill):
         stored(shop, 1, 2)
