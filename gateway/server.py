@@ -74,16 +74,21 @@ class Gateway:
         self._tasks = Tasks()
         self._loops = Tasks()
         self._health = Health()
+        self._pages: Stored | None = None
         self._server = grpc.aio.server(options=OPTIONS)
         self.metrics = Metrics()
 
     async def start(self) -> Ready:
-        """Connects and serves. Raises BrokerError, or PortError for a port that can't be listened on, before the broker
-        is waited for."""
+        """Connects and serves. Raises BrokerError; before the broker is waited for, PortError for a port that can't be
+        listened on, and PlaceError for pages that can't be where they are said to be."""
         config = self._config
         require_port(config.host, config.grpc_port, "--grpc-port")
         require_port(config.host, config.metrics_port, "--metrics-port")
+        store = open_store(config.pages, config.pages_redis, config.redis, config.namespace)
         try:
+            if store is not None:
+                self._pages = Stored(store)
+                self._stack.push_async_callback(self._pages.close)
             broker = await connect(BrokerConfig(config.redis, config.namespace))
             self._stack.push_async_callback(broker.close)
             await self._assemble(broker)
@@ -133,17 +138,13 @@ class Gateway:
         self._stack.push_async_callback(tokenizers.close)
         self._stack.push_async_callback(self._tasks.cancel)
         models = Models(registry, tokenizers, self._tasks)
-        store = open_store(config.pages, config.pages_redis, config.redis, config.namespace)
-        pages = None if store is None else Stored(store)
-        if pages is not None:
-            self._stack.push_async_callback(pages.close)
         dispatch = Dispatch(
             *(jobs, registry, PrefixIndex(broker), models),
             gateway=incarnation,
             max_queue=config.max_queue,
             rng=random.Random(),
             policy=Policy(config.policy),
-            pages=pages,
+            pages=self._pages,
         )
         self._inference = InferenceService(
             incarnation=incarnation,

@@ -208,3 +208,21 @@ async def test_a_start_that_fails_says_why(broker: Broker) -> None:
         assert line.startswith(reason)
         assert "secret" not in errors
         assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--pages", "disk"), "Error: --pages disk is not none, redis or dir:PATH"),
+        (
+            ("--pages", "dir:x", "--pages-redis", "redis://127.0.0.1:1"),
+            "Error: pages can't be both in dir:x and in a server: leave out --pages or --pages-redis",
+        ),
+    ],
+)
+async def test_pages_in_no_place_are_refused_before_the_broker_is_waited_for(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    process = await spawn("--redis", "redis://127.0.0.1:1", *arguments)
+    _, errors = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, errors.decode().strip()) == (1, told)

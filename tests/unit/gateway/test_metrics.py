@@ -9,7 +9,9 @@ import pytest
 
 from gateway import metrics as measured
 from gateway.metrics import CALL_PARTS, Call, Metrics
+from gateway.prefixes import Index
 from kvstore.parts import Parts, Spent
+from octavo.v1.inference_pb2 import Route
 
 
 @pytest.fixture
@@ -43,6 +45,42 @@ def test_a_response_is_relayed_from_when_its_delivery_was_heard(clock: SimpleNam
     assert metrics.parts.read()["relay"] == Spent(2, 0.75)
     assert metrics.registry.get_sample_value("octavo_time_to_first_token_seconds_sum") == 2.0
     assert metrics.registry.get_sample_value("octavo_time_per_output_token_seconds_sum") == 0.5
+
+
+@pytest.mark.parametrize(("found", "outcome"), [(64, "equal"), (48, "less"), (80, "more")])
+def test_what_was_expected_in_a_cache_and_what_was_there(found: int, outcome: str) -> None:
+    metrics = Metrics()
+    call = Call(metrics)
+    call.routed(Route(worker="w0", predicted_cached_tokens=64, cached_tokens=found, queue_ms=2500), "w0")
+    shown = metrics.registry.get_sample_value
+    outcomes = {each: shown("octavo_predictions_total", {"outcome": each}) for each in ("equal", "less", "more")}
+    assert outcomes == {"equal": 0, "less": 0, "more": 0, outcome: 1}
+    assert shown("octavo_predicted_cached_tokens_total") == 64
+    assert shown("octavo_cached_tokens_total") == found
+    assert shown("octavo_queue_seconds_sum") == 2.5
+
+
+def test_what_was_expected_elsewhere_was_no_prediction() -> None:
+    """The job was taken by another worker, or this call only attached to it."""
+    metrics = Metrics()
+    route = Route(worker="w1", predicted_cached_tokens=64, cached_tokens=16, queue_ms=1)
+    Call(metrics).routed(route, "w0")
+    attached = Call(metrics)
+    attached.replay = True
+    attached.routed(route, "w1")
+    shown = metrics.registry.get_sample_value
+    assert shown("octavo_predicted_cached_tokens_total") == 0
+    assert [shown("octavo_predictions_total", {"outcome": each}) for each in ("equal", "less", "more")] == [0, 0, 0]
+    assert shown("octavo_cached_tokens_total") == 16
+    assert shown("octavo_queue_seconds_count") == 1
+
+
+@pytest.mark.parametrize("state", Index)
+def test_the_state_of_the_index_is_one_of_three(state: Index) -> None:
+    metrics = Metrics()
+    metrics.watch_index(lambda: state)
+    shown = {each: metrics.registry.get_sample_value("octavo_prefix_index", {"state": each}) for each in Index}
+    assert shown == {each: float(each is state) for each in Index}
 
 
 def test_parts_the_broker_and_the_process_are_shown() -> None:

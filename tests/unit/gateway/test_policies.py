@@ -50,10 +50,12 @@ def arrivals(load: Load) -> list[SimJob]:
 
 
 @cache
-def outcome(load: Load, policy: Policy, told: tuple[float, ...] = (1, 1, 1, 1), max_running: int = 32) -> Outcome:
+def outcome(
+    load: Load, policy: Policy, told: tuple[float, ...] = (1, 1, 1, 1), max_running: int = 32, pool: int = POOL
+) -> Outcome:
     """`told`: by what factor each worker misjudges its own speed."""
     workers = [
-        SimWorker(f"w{index}", POOL // BLOCK, CPU, told=error, max_running=max_running)
+        SimWorker(f"w{index}", pool // BLOCK, CPU, told=error, max_running=max_running)
         for index, error in enumerate(told)
     ]
     return simulate(workers, arrivals(load), policy)
@@ -111,6 +113,13 @@ def test_short_prompts_with_long_answers_are_spread_as_by_load(rate: float) -> N
 @pytest.mark.parametrize(("rate", "shared"), [(2, 1024), (8, 1024), (20, 1024), (26, 1024), (2, 4096), (8, 4096)])
 def test_a_single_hot_prefix_does_not_melt_its_holder(rate: float, shared: int) -> None:
     assert_no_worse(Load(rate, groups=1, shared=shared))
+
+
+@pytest.mark.parametrize("rate", [2, 5])
+def test_small_pools_are_not_flooded(rate: float) -> None:
+    """Each has room for three prompts: what does not fit waits, on whichever worker, however many slots there are."""
+    for load in (Load(rate, groups=4), Load(rate, groups=1), Load(rate, groups=1, shared=0, own=900)):
+        assert_no_worse(load, pool=4096)
 
 
 def used(load: Load, **settings: int) -> Sequence[int]:
