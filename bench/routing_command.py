@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import grpc.aio
 from click.core import ParameterSource
 
+from bench.output import results_folder, write_json, write_plot
 from bench.params import OUT, PLOT, LengthsParam, NumbersParam, PoliciesParam
 from bench.replay_records import write_records
 from bench.routing import Results, RoutingConfig, run_routing
@@ -95,6 +95,7 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
     far.
     """
     settings, config = configured(context, values)
+    results_folder(out, plot)
     results = Results({"command": called(context)})
     try:
         asyncio.run(unless_interrupted(run_routing(config, settings, results, note)))
@@ -104,7 +105,6 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
         raise click.ClickException(describe(error)) from error
     finally:
         if results.routes:
-            out.mkdir(parents=True, exist_ok=True)
             write_records(results.routes, out / "routes.jsonl")
         if results.runs:
             told(results.as_dict(), out, plot, as_json=as_json)
@@ -153,11 +153,13 @@ def configured(context: click.Context, values: dict[str, Any]) -> tuple[FleetCon
 
 
 def called(context: click.Context) -> str:
-    """The command with what was given to it, but for what is done with its results."""
+    """The command with what was given to it, but for what is done with its results, and for a URL that may have a
+    password."""
     words = ["octavo bench routing"]
     for parameter in context.command.params:
         name = parameter.name or ""
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE or name in ("out", "plot", "as_json"):
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not given or name in ("out", "plot", "as_json", "redis"):
             continue
         value = context.params[name]
         if isinstance(value, bool):
@@ -177,16 +179,11 @@ def told(results: dict[str, Any], out: Path, plot: str, *, as_json: bool) -> Non
         print_table(COLUMNS, [cells(run) for run in results["runs"]])
         for sentence in results["told"]:
             emit(sentence)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "routing.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_json(results, out / "routing.json")
     (out / "routing.md").write_text(markdown(results))
     note(f"wrote routing.json and routing.md into {out}")
-    if plot == "none":
-        return
-    from bench.routing_plot import draw_routing
+    if plot != "none":
+        from bench.routing_plot import draw_routing
 
-    try:
-        draw_routing(results, title_of(results), out / f"routing.{plot}")
-    except ImportError as error:
-        raise click.ClickException("no plot without matplotlib: pip install 'octavo[bench]', or --plot none") from error
-    note(f"wrote {out / f'routing.{plot}'}")
+        write_plot(lambda path: draw_routing(results, title_of(results), path), out / f"routing.{plot}")
+        note(f"wrote {out / f'routing.{plot}'}")

@@ -216,6 +216,7 @@ def test_what_can_not_be(arguments: tuple[str, ...], said: str) -> None:
 
 def test_the_page_says_what_was_called() -> None:
     arguments = ["--simulated", "--no-hot", "--ratios", "0.5,2", "--tail-tokens", "3:9", "--out", "x", "--json"]
+    arguments += ["--redis", "redis://:secret@there"]
     context = routing_command.routing.make_context("routing", arguments)
     assert called(context) == "octavo bench routing --simulated --ratios 0.5,2 --no-hot --tail-tokens 3:9"
 
@@ -246,3 +247,10 @@ def test_the_figures_so_far_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ("Interrupted" in (tmp_path / "routing.md").read_text()) is interrupted
     assert (tmp_path / "routing.svg").read_text().startswith("<?xml")
     assert (tmp_path / "routes.jsonl").read_text() == '{"policy": "prefix"}\n'
+
+
+def test_what_can_not_be_kept_is_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = CliRunner().invoke(main, ["bench", "routing", "--out", str(tmp_path / "file" / "folder")])
+    assert ran.exit_code == 2
+    assert "results can't be written to" in ran.output
