@@ -147,10 +147,12 @@ def core(as_json: bool, threads: int | None, **values: Any) -> None:
 
 
 @command.command("exact")
-@click.option("--rows", type=LevelsParam(), default="1,8,32,128,512", show_default=True, help="In a step, one by one.")
+@click.option(
+    "--rows", type=LevelsParam(8192), default="1,8,32,128,512", show_default=True, help="In a step, one by one."
+)
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
 @count("--turns", 15, "Of each measurement.", least=2)
-@count("--layers", 30, "With weights of their own.", most=1000)
+@count("--layers", 30, "With weights of their own.", most=200)
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def exact(as_json: bool, threads: int | None, **values: Any) -> None:

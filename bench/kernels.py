@@ -26,7 +26,9 @@ from worker.model import loader
 from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused, shape_of
 from worker.model.decoder.native import SECTIONS, padded
-from worker.model.errors import ModelUnsupported
+from worker.model.errors import ModelUnsupported, NoRoom
+from worker.model.room import check as check_room
+from worker.model.room import gib, left
 from worker.params import SamplingParams
 from worker.sampling.draw import Draw
 from worker.sampling.native import NativeSampler
@@ -89,6 +91,8 @@ def run_kernels(config: KernelsConfig, note: Callable[[str], None]) -> dict[str,
     if config.threads:
         torch.set_num_threads(config.threads)
     native = needed_kernels(config.kernels, torch.get_num_threads(), "they are what is measured")
+    if config.read_mib << 20 > left().size:
+        raise MemoryError(f"--read-mib {config.read_mib}: {left().whose} {gib(left().size)}; take less")
     machine = describe_machine()
     note(f"kernels: {native.level}, {native.threads} threads")
     memory = Memory(native, config.read_mib << 20)
@@ -142,12 +146,16 @@ def measure_model(
     Raises:
         ModelUnsupported: it isn't run by the fused decoder.
         ModelDamaged: its weights.
+        MemoryError: there is none for so long texts.
     """
     wanted = loads(config, files.context_length, note)
     blocks = max((load.sequences * blocks_of(load) for load, _ in wanted), default=1)
     try:
         shape = shape_of(AutoConfig.from_pretrained(files.directory, local_files_only=True), files.dtype)
         runner = decoder.load(files, native, num_blocks=blocks, block_size=BLOCK_SIZE, progress=note)
+        check_room(blocks, BLOCK_SIZE, runner.page_bytes, left())  # all of it is written to
+    except NoRoom as error:
+        raise MemoryError(f"{error}: take fewer --sequences, or shorter texts") from error
     except NotFused as reason:
         raise ModelUnsupported(f"{files.name} is not run by the fused decoder: {reason}") from reason
     fill(runner.model.pages)

@@ -10,10 +10,9 @@ import click
 from bench.offline import LOADS, BadAnswerError, Load
 from bench.output import results_folder
 from bench.params import OUT, PLOT, count, of_worker
-from kvstore.ranges import Finite
+from kvstore import ranges
 from ops.console import INTERRUPTED, emit, emit_json, note
 from ops.show import print_table
-from worker.options import THREADS as MOST_THREADS
 from worker.options import check_sizes
 
 
@@ -49,7 +48,7 @@ CACHE = click.option(
 LOADS_OPTION = click.option("--workload", "loads", type=LoadsParam(), default=",".join(LOADS), show_default=True)
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="The same seed measures the same prompts.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-THREADS = click.option("--threads", type=MOST_THREADS, help="Default: one per core.")
+THREADS = click.option("--threads", type=ranges.THREADS, help="Default: one per core.")
 
 
 @click.command("engine")
@@ -114,7 +113,7 @@ def engine(
 @click.option("--check", is_flag=True, help="Small workloads, one round, into OUT/check: does every engine run?")
 @count("--rounds", 3, "Medians are over these.")
 @of_worker("--model")
-@click.option("--turn-limit", type=Finite(min=1), default=600, show_default=True, help="Seconds, a workload.")
+@click.option("--turn-limit", type=ranges.Finite(min=1), default=600, show_default=True, help="Seconds, a workload.")
 @OUT
 @PLOT
 @THREADS

@@ -14,6 +14,8 @@ from worker.model.decoder import runner as decoder
 from worker.model.decoder.config import NotFused
 from worker.model.decoder.native import LANES, Decoder
 from worker.model.errors import ModelUnsupported, NoRoom
+from worker.model.room import check as check_room
+from worker.model.room import left
 from worker.step import StepRow
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def load(
     files = loader.resolve(model, cache_dir=cache_dir, dtype=dtype, device="cpu", progress=note)
     try:
         runner = decoder.load(files, native, num_blocks=kv_tokens // BLOCK_STEP, block_size=BLOCK_STEP, progress=note)
+        check_room(runner.num_blocks, BLOCK_STEP, runner.page_bytes, left())  # a subject writes to all of it
     except NoRoom as error:
         raise error.as_option(kv_tokens) from error
     except NotFused as reason:

@@ -14,7 +14,7 @@ from gateway.config import GatewayConfig
 from gateway.router import Policy
 from gateway.server import Gateway
 from kvstore.errors import KvError
-from kvstore.ranges import Finite
+from kvstore.ranges import THREADS, Finite
 
 DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 
@@ -44,7 +44,7 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
 @click.option(
-    "--tokenizer-threads", type=click.IntRange(1), default=DEFAULTS.tokenizer_threads, help="Threads for prompts."
+    "--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts."
 )
 def command(**options: object) -> None:
     """Serve gRPC on behalf of a fleet of workers.

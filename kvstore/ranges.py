@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 if TYPE_CHECKING:
     from click import Context, Parameter
+
+MAX_THREADS: Final = 1024
+"""Of one process. More than any machine has cores; torch crashes when it is asked for far more."""
+THREADS: Final = click.IntRange(1, MAX_THREADS)
+THREADS_OR_AUTO: Final = click.IntRange(0, MAX_THREADS)
+"""0 leaves it to the process."""
 
 
 class Finite(click.FloatRange):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvstore.ranges import Finite
+from kvstore.ranges import THREADS, Finite
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -139,7 +139,7 @@ def option(name: str, **settings: Any) -> Callable[[F], F]:
 
 def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
     """The options that describe a fleet, with a command's own defaults; `fleet_config` reads them."""
-    from worker.options import SHARED, THREADS, setting
+    from worker.options import SHARED, setting
 
     positive, port = click.IntRange(min=1), click.IntRange(0, 65535)
     names = {field.name: field.default for field in fields(FleetConfig)}

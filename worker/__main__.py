@@ -20,11 +20,11 @@ import click
 from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
-from kvstore.ranges import Finite
+from kvstore.ranges import THREADS_OR_AUTO, Finite
 from worker.config import MAX_ID_LENGTH, PagesConfig, WorkerConfig
 from worker.errors import LeaseLostError, StuckError
 from worker.model.errors import ModelError
-from worker.options import SHARED, THREADS_OR_AUTO, check_sizes, pages_place, setting
+from worker.options import SHARED, check_sizes, pages_place, setting
 
 if TYPE_CHECKING:
     from threading import Thread

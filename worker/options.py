@@ -12,12 +12,6 @@ import click
 from kvstore.ranges import Finite
 from worker.kernels.native.library import LEVELS
 
-MAX_THREADS: Final = 1024
-"""Of one process. More than any machine has cores; torch crashes when it is asked for far more."""
-THREADS: Final = click.IntRange(1, MAX_THREADS)
-THREADS_OR_AUTO: Final = click.IntRange(0, MAX_THREADS)
-"""0 leaves it to the process."""
-
 SHARED: Final[dict[str, dict[str, Any]]] = {
     "--model": {
         "default": "smollm2-135m",

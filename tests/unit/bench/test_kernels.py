@@ -181,3 +181,19 @@ def test_kernels_that_were_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
         ModelUnsupported, match=r"^no native kernels are here: some words; install a compiler, then octavo again$"
     ):
         needed_kernels("auto", 1, "some words")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--read-mib", "1000000"), "Error: --read-mib 1000000: this machine has left "),
+        (("--sequences", "1000000", "--read-mib", "1"), "Error: a pool of "),
+    ],
+)
+def test_what_memory_has_no_room_for(directory: Path, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    options = ["--model", str(directory), "--cache", str(tmp_path), "--threads", "1"]
+    ran = CliRunner().invoke(
+        main, ["bench", "kernels", *options, "--contexts", "100", *words, "--out", str(tmp_path), "--dtypes", "float32"]
+    )
+    assert ran.exit_code == 1, ran.output
+    assert ran.output.splitlines()[-1].startswith(said)

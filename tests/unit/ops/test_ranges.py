@@ -8,9 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kvstore.ranges import Finite
+from kvstore.ranges import MAX_THREADS, Finite
 from ops.cli import COMMANDS, main
-from worker.options import MAX_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,8 +58,16 @@ def test_finite_numbers_are_as_click_has_them() -> None:
 
 
 def test_threads_have_the_same_limit_everywhere() -> None:
-    found = {words: param.type for words, param in EVERY if "--threads" in param.opts}
-    assert {("up",), ("worker",), ("tune",), ("bench", "core"), ("bench", "exact"), ("bench", "engine")} <= set(found)
+    found = {words: param.type for words, param in EVERY if {"--threads", "--tokenizer-threads"} & {*param.opts}}
+    assert {
+        ("up",),
+        ("worker",),
+        ("gateway",),
+        ("tune",),
+        ("bench", "core"),
+        ("bench", "exact"),
+        ("bench", "engine"),
+    } <= set(found)
     assert {("bench", "kernels"), ("bench", "quality"), ("bench", "peers"), ("bench", "path"), ("demo",)} <= set(found)
     for words, kind in found.items():
         assert isinstance(kind, click.IntRange), words

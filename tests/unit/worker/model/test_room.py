@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -113,6 +114,19 @@ def test_tokens_that_were_asked_for_are_what_is_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tune_model.decoder, "load", load)
     monkeypatch.setattr(tune_model.loader, "resolve", lambda *_, **__: None)
-    monkeypatch.setattr(tune_model, "chosen_kernels", lambda *_: object())
+    monkeypatch.setattr(tune_model, "needed_kernels", lambda *_: object())
     with pytest.raises(ModelError, match=r"^--kv-tokens 167: .* take --kv-tokens 32 or fewer$"):
         tune_model.load("m", dtype="auto", kernels="auto", threads=0, kv_tokens=167, cache_dir=tmp_path, note=print)
+
+
+def test_tune_takes_no_more_than_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker's pages are written to bit by bit, those here at once."""
+    runner = SimpleNamespace(num_blocks=8, page_bytes=820)
+    monkeypatch.setattr(tune_model.decoder, "load", lambda *_, **__: runner)
+    monkeypatch.setattr(tune_model.loader, "resolve", lambda *_, **__: None)
+    monkeypatch.setattr(tune_model, "needed_kernels", lambda *_: object())
+    monkeypatch.setattr(tune_model, "left", lambda: Memory(7999, "this machine has left"))
+    with pytest.raises(
+        ModelError, match=r"--kv-tokens 128: .* 8,000 bytes .* --kv-tokens 112 or fewer"
+    ):
+        tune_model.load("m", dtype="auto", kernels="auto", threads=0, kv_tokens=128, cache_dir=tmp_path, note=print)
