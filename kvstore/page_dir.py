@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.block_hash import BlockHash
 from kvstore.errors import KvError
-from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
+from kvstore.page_store import RANK_MS, PageLimits, PageRef, StoredPage, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ SCHEMA: Final = 1
 BUSY_S: Final = 2.0
 """How long one process waits for another one's write."""
 DROPPED_AT_ONCE: Final = 64
-RANK_S: Final = 0.01
+RANK_S: Final = RANK_MS / 1000
 """So much longer ago a page counts as used than the one before it."""
 
 # Sizes of pages suit values of some hundred kilobytes; the log is cut back so that it does not double the disk's use.
@@ -97,8 +97,9 @@ class DirPages:
         """Stores those that aren't there and renews the others."""
 
         def put(database: sqlite3.Connection) -> list[bool]:
+            now = time.time()
             with _writing(database):
-                return [self._put(database, fingerprint, page) for page in pages]
+                return [self._put(database, fingerprint, page, now) for page in pages]
 
         return await self._run(put) if pages else []
 
@@ -191,8 +192,8 @@ class DirPages:
     def _oldest(self) -> float:
         return time.time() - self._limits.ttl_s
 
-    def _put(self, database: sqlite3.Connection, fingerprint: str, page: StoredPage) -> bool:
-        now, size = time.time(), len(page.value)
+    def _put(self, database: sqlite3.Connection, fingerprint: str, page: StoredPage, now: float) -> bool:
+        size = len(page.value)
         if _renewed(database, fingerprint, page.ref, now, self._oldest()):
             return True
         if not self._make_room(database, size):

@@ -5,12 +5,13 @@ They never take a server's last memory from jobs: where it evicts nothing by its
 
 from __future__ import annotations
 
+import time
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.block_hash import BlockHash
 from kvstore.client import Broker, BrokerConfig
-from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
+from kvstore.page_store import RANK_MS, PageLimits, PageRef, StoredPage, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,15 +56,18 @@ class RedisPages:
         """Counts these as used now. Which of them are there."""
         if not refs:
             return []
-        arguments = chain.from_iterable((_name(fingerprint, ref.hash), ref.rank) for ref in refs)
+        arguments = chain.from_iterable((_name(fingerprint, ref.hash), ref.rank * RANK_MS) for ref in refs)
         return [bool(answer) for answer in await self._script("renew", arguments)]
 
     async def put(self, fingerprint: str, pages: Sequence[StoredPage]) -> list[bool]:
         """Stores those that aren't there and renews the others. One round trip for each, so that none takes long."""
-        return [
-            bool((await self._script("put", (_name(fingerprint, ref.hash), ref.rank, value)))[0])
-            for ref, value in pages
-        ]
+        began, taken = time.monotonic(), []
+        for ref, value in pages:
+            # All are put together, however long it takes.
+            age_ms = ref.rank * RANK_MS + (time.monotonic() - began) * 1000
+            (answer,) = await self._script("put", (_name(fingerprint, ref.hash), int(age_ms), value))
+            taken.append(bool(answer))
+        return taken
 
     async def drop(self, fingerprint: str, hashes: Sequence[BlockHash]) -> None:
         """Deletes these."""

@@ -8,7 +8,7 @@ has a budget of bytes and drops what was used least recently, and it forgets wha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from kvstore.block_hash import BlockHash
 
 
+RANK_MS: Final = 10
+"""So much longer ago a page counts as used than one of the next lower rank."""
+
+
 class PageRef(NamedTuple):
-    """A page in a store. Of one prefix those with a higher ``rank`` are dropped first."""
+    """A page in a store. Of those that are used together the ones with a higher ``rank`` are dropped first."""
 
     hash: BlockHash
     rank: int

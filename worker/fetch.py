@@ -115,8 +115,10 @@ class Fetch:
             some = [hash_ for hash_ in (hashes or [])[start : start + client.at_once] if not self._paging.offers(hash_)]
             pages = await self._values(some, None, until)
             for run in _runs(pages or []):
-                await self._hand_over(run, evict=False)
-                handed += len(run)
+                first, _ = run[0]
+                if not first.position or self._paging.offers(first.parent) or first.parent in self._posted:
+                    await self._hand_over(run, evict=False)
+                    handed += len(run)
         return handed
 
     def _lacking(self, names: list[PageName]) -> list[PageName]:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from kvstore.page_store import PageRef, StoredPage
+from kvstore.page_store import RANK_MS, PageRef, StoredPage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -112,9 +112,11 @@ class Spill:
         and none after ``until`` on the monotonic clock, or once the store can't be used.
         """
         names = names[: most_bytes // self._client.form.value_bytes]
-        count, saved = self._client.at_once, 0
+        count, saved, began = self._client.at_once, 0, time.monotonic()
         for start in range(0, len(names), count):
-            some = {PageRef(name.hash, start + rank): name for rank, name in enumerate(names[start : start + count])}
+            # They are used together, however long it takes: what is stored last must not count as used last.
+            first = start + int((time.monotonic() - began) * 1000 / RANK_MS)
+            some = {PageRef(name.hash, first + rank): name for rank, name in enumerate(names[start : start + count])}
             missing = await self._missing(list(some))
             if missing is None:
                 break

@@ -8,7 +8,7 @@
 -- ARGV 3 TTL of a page in ms
 -- ARGV 4 budget in bytes for all pages
 -- ARGV 5 share of maxmemory that may be in use when pages are put, of a server that evicts nothing by itself
--- ARGV 6... put and renew: name and rank of each page, to put also its value. drop: names
+-- ARGV 6... put and renew: name of each page, how long ago (ms) it counts as used, to put also its value. drop: names
 --
 -- put answers with 1 for each page that is there now and 0 for each that found no room; renew with 1 for each that is
 -- there. put without a page only makes room: it drops what is over the budget, too old, or in the way of jobs.
@@ -37,10 +37,8 @@ local function drop(name)
   end
 end
 
--- Of a prefix the first page counts as used last, so that its end goes before its beginning: by more than it takes to
--- put one page.
-local function note(name, rank, size)
-  redis.call('ZADD', pages, int(now - rank * 10), name)
+local function note(name, age, size)
+  redis.call('ZADD', pages, int(now - age), name)
   if redis.call('HSETNX', sizes, name, int(size)) == 1 then
     redis.call('HINCRBY', sizes, 'total', int(size))
   end
@@ -77,24 +75,24 @@ local function make_room(size)
   return fits
 end
 
-local function renew(name, rank)
+local function renew(name, age)
   if redis.call('PEXPIRE', key_of(name), ttl) == 0 then
     drop(name)
     return 0
   end
-  note(name, rank, redis.call('STRLEN', key_of(name)))
+  note(name, age, redis.call('STRLEN', key_of(name)))
   return 1
 end
 
-local function put(name, rank, value)
-  if renew(name, rank) == 1 then
+local function put(name, age, value)
+  if renew(name, age) == 1 then
     return 1
   end
   if not make_room(#value) then
     return 0
   end
   redis.call('SET', key_of(name), value, 'PX', ttl)
-  note(name, rank, #value)
+  note(name, age, #value)
   return 1
 end
 

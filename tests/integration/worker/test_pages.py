@@ -4,26 +4,17 @@ becomes of the store; when all goes well, there is less to compute."""
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import signal
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvstore.block_hash import BlockHash
-from kvstore.client import BrokerConfig, connect
-from kvstore.embedded import EmbeddedBroker
-from kvstore.errors import BrokerFull
 from kvstore.page import PageFormat, names_of
 from kvstore.page_store import PageRef, PageStore, StoredPage
-from octavo.v1 import inference_pb2
-from tests.integration.worker.one_worker import Fleet, joined, running_worker
+from tests.integration.worker.one_worker import running_worker
+from tests.integration.worker.paging import POOL, A, B, C, Told, ask, count, event, told_at_least
 from tests.support.waiting import until
-from worker import fetch
-from worker.break_even import BreakEven
 from worker.config import PagesConfig
 from worker.pages import open_store
 
@@ -35,21 +26,9 @@ if TYPE_CHECKING:
 
     Damage = Callable[[list[StoredPage], "Place"], list[StoredPage]]
 
-POOL = 256
-"""Tokens: 16 blocks."""
-A, B, C = (tuple(2 + (7 * index + shift) % 200 for index in range(161)) for shift in (0, 1, 2))
-"""Prompts of ten blocks and one token: two of them are too much for the pool."""
+pytestmark = pytest.mark.usefixtures("patient")
+
 DTYPES = ["float32", "bfloat16"]
-
-numbers = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetching always pays, as it would with a larger model, and nobody is hurried on a busy machine."""
-    monkeypatch.setattr(BreakEven, "pays", lambda *_: True)
-    monkeypatch.setattr(fetch, "LEAST_LIMIT_S", 20.0)
-    monkeypatch.setattr(fetch, "LIMIT_S", 20.0)
 
 
 @pytest.fixture(params=["redis", "folder"])
@@ -58,42 +37,6 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, broker_url: str) -> P
     if request.param == "redis":
         return PagesConfig(redis=broker_url)
     return PagesConfig(folder=str(tmp_path / "pages"))
-
-
-class Told(NamedTuple):
-    """An answer."""
-
-    tokens: list[int]
-    cached: int
-
-
-async def ask(fleet: Fleet, prompt: tuple[int, ...], *, salt: str = "", max_tokens: int = 6) -> Told:
-    """A sampled answer, whose randomness is its own."""
-    name = f"r{next(numbers)}"
-    await fleet.submit(name, list(prompt), max_tokens, seed=5, edit=lambda job: setattr(job, "cache_salt", salt))
-    log = await fleet.ended(name)
-    assert log[-1].chunk.finish == inference_pb2.LENGTH, log[-1].chunk.error
-    return Told(joined(log), log[0].route.cached_tokens)
-
-
-def count(fleet: Fleet, name: str, **labels: str) -> float:
-    return fleet.metrics.get_sample_value(f"octavo_pages_{name}", labels) or 0.0
-
-
-def event(fleet: Fleet, name: str) -> float:
-    return count(fleet, "total", event=name)
-
-
-async def told_at_least(fleet: Fleet, name: str, least: int) -> None:
-    async def enough() -> bool:
-        return event(fleet, name) >= least
-
-    await until(enough, within_s=20)
-
-
-@pytest.fixture(scope="module")
-def cold_answers() -> dict[object, list[int]]:
-    return {}
 
 
 class Place:
@@ -287,94 +230,3 @@ async def test_equal_prompts_at_once_are_fetched_once(
         assert told[-1].tokens == place.cold
         assert [each.cached for each in told] == [160] * 7
         assert event(fleet, "fetched") == 10
-
-
-# A store that fails
-
-
-@pytest.fixture
-async def own_server(broker_binary: Path) -> AsyncIterator[EmbeddedBroker]:
-    """For pages alone, with little memory."""
-    async with EmbeddedBroker(binary=broker_binary, options={"maxmemory": "8mb"}) as server:
-        yield server
-
-
-async def test_serving_goes_on_without_the_store(
-    broker: Broker, model_dir: Path, tmp_path: Path, own_server: EmbeddedBroker
-) -> None:
-    """A server for pages that goes away: every answer comes, and memory stays bounded."""
-    config = PagesConfig(redis=own_server.url, buffer=200_000)
-    async with running_worker(broker, model_dir, tmp_path) as fleet:
-        cold = [(await ask(fleet, prompt)).tokens for prompt in (A, B, C)]
-    async with running_worker(broker, model_dir, tmp_path, kv_tokens=POOL, pages=config) as fleet:
-        assert [(await ask(fleet, prompt)).tokens for prompt in (A, B, C)] == cold
-        await told_at_least(fleet, "stored", 10)
-        await own_server.stop()
-        for _ in range(4):
-            assert [(await ask(fleet, prompt)).tokens for prompt in (A, B, C)] == cold
-            assert count(fleet, "buffer_bytes") <= 200_000
-        assert event(fleet, "dropped") > 0
-        assert count(fleet, "errors_total", error="BrokerUnreachable") > 0
-        assert count(fleet, "misses_total", reason="unreachable") > 0
-        await fleet.idle()
-
-
-async def test_a_store_that_hangs_is_given_up_and_used_again(
-    broker: Broker, model_dir: Path, tmp_path: Path, own_server: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = PagesConfig(redis=own_server.url, buffer=200_000)
-    assert own_server.pid is not None
-    async with running_worker(broker, model_dir, tmp_path, kv_tokens=POOL, pages=config) as fleet:
-        cold = [(await ask(fleet, prompt)).tokens for prompt in (A, B)]
-        await told_at_least(fleet, "stored", 4)
-        with monkeypatch.context() as hurried:
-            hurried.setattr(fetch, "LEAST_LIMIT_S", 0.1)
-            hurried.setattr(fetch, "LIMIT_S", 2.0)
-            os.kill(own_server.pid, signal.SIGSTOP)
-            try:
-                for _ in range(3):
-                    assert [(await ask(fleet, prompt)).tokens for prompt in (A, B)] == cold
-                errors = [count(fleet, "errors_total", error=name) for name in ("TimeoutError", "BrokerUnreachable")]
-                assert sum(errors) > 0
-            finally:
-                os.kill(own_server.pid, signal.SIGCONT)
-        adopted = event(fleet, "adopted")
-
-        async def used_again() -> bool:
-            assert [(await ask(fleet, prompt)).tokens for prompt in (A, B)] == cold
-            return event(fleet, "adopted") > adopted
-
-        await until(used_again, within_s=40)
-
-
-@pytest.mark.parametrize("password", ["", ":wrong@"])
-async def test_a_store_that_refuses_us(
-    broker: Broker, model_dir: Path, tmp_path: Path, own_server: EmbeddedBroker, password: str
-) -> None:
-    closing = await connect(BrokerConfig(own_server.url))
-    await closing.call("CONFIG", "SET", "requirepass", "secret")
-    config = PagesConfig(redis=own_server.url.replace("//", f"//{password}"), buffer=200_000)
-    async with running_worker(broker, model_dir, tmp_path) as fleet:
-        cold = (await ask(fleet, A)).tokens
-    async with running_worker(broker, model_dir, tmp_path, pages=config) as fleet:
-        assert await ask(fleet, A) == Told(cold, 0)
-        assert count(fleet, "errors_total", error="BrokerAuth") > 0
-    await closing.close()
-
-
-async def test_a_full_store_keeps_what_it_can(
-    broker: Broker, model_dir: Path, tmp_path: Path, own_server: EmbeddedBroker
-) -> None:
-    """Its memory is filled by others: pages are refused and dropped, jobs are served."""
-    others = await connect(BrokerConfig(own_server.url))
-    with suppress(BrokerFull):
-        for number in itertools.count():
-            await others.call("SET", f"ballast:{number}", bytes(50_000))
-    config = PagesConfig(redis=own_server.url)
-    async with running_worker(broker, model_dir, tmp_path) as fleet:
-        cold = [(await ask(fleet, prompt)).tokens for prompt in (A, B, C)]
-    async with running_worker(broker, model_dir, tmp_path, kv_tokens=POOL, pages=config) as fleet:
-        for _ in range(2):
-            assert [(await ask(fleet, prompt)).tokens for prompt in (A, B, C)] == cold
-        await told_at_least(fleet, "refused", 1)
-    await others.close()
