@@ -43,9 +43,7 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
-@click.option(
-    "--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts."
-)
+@click.option("--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts.")
 def command(**options: object) -> None:
     """Serve gRPC on behalf of a fleet of workers.
 

@@ -126,7 +126,5 @@ def test_tune_takes_no_more_than_is_left(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(tune_model.loader, "resolve", lambda *_, **__: None)
     monkeypatch.setattr(tune_model, "needed_kernels", lambda *_: object())
     monkeypatch.setattr(tune_model, "left", lambda: Memory(7999, "this machine has left"))
-    with pytest.raises(
-        ModelError, match=r"--kv-tokens 128: .* 8,000 bytes .* --kv-tokens 112 or fewer"
-    ):
+    with pytest.raises(ModelError, match=r"--kv-tokens 128: .* 8,000 bytes .* --kv-tokens 112 or fewer"):
         tune_model.load("m", dtype="auto", kernels="auto", threads=0, kv_tokens=128, cache_dir=tmp_path, note=print)
