@@ -56,6 +56,8 @@ class DirPages:
         self._limits = limits
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._database: sqlite3.Connection | None = None
+        self._inode = 0
+        """Of the file that was opened last."""
 
     async def covered(self, fingerprint: str, hashes: Sequence[BlockHash]) -> int:
         """How many of these are there, from the first one on."""
@@ -163,7 +165,10 @@ class DirPages:
             raise PageFolderError(f"pages in {self._file} were damaged and are begun anew: {error}") from error
 
     def _opened(self) -> sqlite3.Connection:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        # Pages have the tokens of prompts in them: they are nobody else's.
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file.touch(mode=0o600)
+        self._inode = self._file.stat().st_ino
         database = sqlite3.connect(self._file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             for pragma in _PRAGMAS:
@@ -186,6 +191,10 @@ class DirPages:
             self._database = None
 
     def _remove(self) -> None:
+        """Unless another process has done so already: what is there now is sound."""
+        with suppress(FileNotFoundError):
+            if self._file.stat().st_ino != self._inode:
+                return
         for suffix in ("", "-wal", "-shm"):
             self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
 

@@ -108,3 +108,28 @@ async def test_the_file_stays_near_its_budget_and_shrinks_with_it(tmp_path: Path
     await small.tend()
     await small.close()
     assert (tmp_path / FILE).stat().st_size < 2 << 20
+
+
+async def test_who_finds_the_damage_late_leaves_the_new_database_alone(tmp_path: Path) -> None:
+    one, other = folder(tmp_path), folder(tmp_path)
+    for store in (one, other):
+        await store.put("f", [page(1)])
+    assert one._database is not None
+    assert other._database is not None
+    await one._run(lambda _: one._close())
+    one._remove()  # as after damage
+    await one.put("f", [page(2)])
+    other._remove()
+    again = folder(tmp_path)
+    assert await again.covered("f", hashes(2)) == 1
+    for store in (one, other, again):
+        await store.close()
+
+
+async def test_pages_are_nobody_elses(tmp_path: Path) -> None:
+    """Prompts can be read from them."""
+    store = folder(tmp_path / "new" / "pages")
+    await store.put("f", [page(1)])
+    for path, mode in ((tmp_path / "new" / "pages", 0o700), (tmp_path / "new" / "pages" / FILE, 0o600)):
+        assert os.stat(path).st_mode & 0o777 == mode  # noqa: PTH116 - in a coroutine the other is forbidden
+    await store.close()
