@@ -103,13 +103,9 @@ def run_engine(
         AdmissionError: a workload's sequences have no room in the pool or the model's context.
     """
     threads = config.threads or torch.get_num_threads()
+    check_lengths(loads, config.kv_tokens // config.block_size * config.block_size)  # before loading takes its time
     ours = OurEngine(replace(config, threads=threads), note)
-    for load in loads:
-        if load.longest > ours.context_length:
-            raise AdmissionError(
-                f"workload {load.name} has sequences of {load.longest} tokens; the pool and the model's context have "
-                f"room for {ours.context_length}"
-            )
+    check_lengths(loads, ours.context_length)
     rates: dict[str, list[float]] = {load.name: [] for load in loads}
     for turn in range(rounds + 1):
         for load in loads:
@@ -127,6 +123,16 @@ def run_engine(
             {**asdict(load), "tokens_per_s": rates[load.name], **summary(rates[load.name])} for load in loads
         ],
     }
+
+
+def check_lengths(loads: Sequence[Load], most: int) -> None:
+    """Raises AdmissionError for a workload whose sequences have more than ``most`` tokens."""
+    for load in loads:
+        if load.longest > most:
+            raise AdmissionError(
+                f"workload {load.name} has sequences of {load.longest} tokens; the pool and the model's context have "
+                f"room for {most}"
+            )
 
 
 def engine_cells(workload: dict[str, Any]) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,9 @@ def test_a_workload_without_room_is_refused_before_any_runs() -> None:
         "give more --kv-tokens, or leave out workloads\n",
     )
     load = Load("E", count=1, shared=0, own=60, new=37, decoding=False)
-    with pytest.raises(AdmissionError, match="workload E has sequences of 97 tokens"):
-        run_engine(EngineConfig(kv_tokens=96), (LOADS[0], load), 1, 0, pytest.fail)
     assert load.longest == 97
+    with pytest.raises(AdmissionError, match=r"workload E has sequences of 97 tokens; .* room for 96$"):
+        run_engine(EngineConfig(kv_tokens=96), (LOADS[0], load), 1, 0, pytest.fail)
+    over = replace(load, own=64)  # the model's context has 100
+    with pytest.raises(AdmissionError, match=r"workload E has sequences of 101 tokens; .* room for 100$"):
+        run_engine(EngineConfig(kv_tokens=512), (LOADS[0], over), 1, 0, pytest.fail)
