@@ -166,17 +166,24 @@ class Fetch:
         client = self._client
         size, began = client.form.block_size, time.monotonic()
         found, waited = 0, 0.0
-        while found < len(names):
-            some = names[found : found + client.at_once]
-            pages = await self._values([name.hash for name in some], some, until)
-            if pages:
-                found += len(pages)
-                handing = time.monotonic()
-                await self._hand_over(pages, evict=True)
-                waited += time.monotonic() - handing
-            if pages is None or len(pages) < len(some):
-                break
-        self.break_even.fetched(found * size, time.monotonic() - began - waited)
+        try:
+            while found < len(names):
+                some = names[found : found + client.at_once]
+                pages = await self._values([name.hash for name in some], some, until)
+                if pages:
+                    found += len(pages)
+                    handing = time.monotonic()
+                    try:
+                        await self._hand_over(pages, evict=True)
+                    finally:  # what the engine takes is not the store's time
+                        waited += time.monotonic() - handing
+                if pages is None or len(pages) < len(some):
+                    break
+        finally:
+            # Also when time was up: if it was not enough for the first of them, that is learnt too.
+            late = time.monotonic() >= until
+            counted = found or (min(client.at_once, len(names)) if late else 0)
+            self.break_even.fetched(counted * size, time.monotonic() - began - waited)
         self._used([PageRef(name.hash, name.position) for name in names[:found]])
         self._tell()
 

@@ -165,6 +165,29 @@ async def test_what_does_not_pay_is_not_asked_for() -> None:
     assert world.shop.store.calls == ["covered", "fetch"]
 
 
+async def test_a_store_that_is_too_slow_is_not_waited_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its speed no more is known than that the time, in which the prompt would be computed, was not enough."""
+    world = World(rate=200.0)
+    world.store(0, 1, 2, 3, 4)
+    covered = world.shop.store.covered
+
+    async def covered_and_stuck(*given: object) -> int:
+        count = await covered(*given)  # type: ignore[arg-type]
+        world.shop.store.held.clear()
+        return count
+
+    monkeypatch.setattr(world.shop.store, "covered", covered_and_stuck)
+    await world.prepare()
+    assert world.offered() == []
+    assert sum(world.shop.misses().values()) == 1
+    assert 0 < world.fetch.break_even.fetch_tok_s < 300
+    world.shop.store.held.set()
+    await world.shop.client.until_allowed()
+    world.fetch.break_even._probed = time.monotonic()  # it has been found out just now that it does not pay
+    await world.prepare()
+    assert world.shop.store.calls == ["covered", "fetch"]
+
+
 async def test_equal_prompts_wait_for_one_fetch() -> None:
     world = World()
     world.store(0, 1, 2, 3, 4)
