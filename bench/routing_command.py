@@ -16,6 +16,7 @@ from bench.routing import Results, RoutingConfig, run_routing
 from bench.routing_load import GroupedLoad, scenarios
 from bench.routing_report import COLUMNS, cells, markdown, title_of
 from kvstore.errors import KvError
+from kvstore.ranges import Finite
 from ops.child import ChildFailed
 from ops.client import describe
 from ops.config import FleetConfig, fleet_config, fleet_options
@@ -68,13 +69,11 @@ SIMULATED: Final[dict[str, Any]] = {
 )
 @click.option("--hot/--no-hot", default=None, help="One prefix for all, too. Default: if simulated.")
 @click.option("--hit-free/--no-hit-free", default=None, help="No common prefixes, too. Default: if simulated.")
-@click.option("--seconds", type=click.FloatRange(min=1), help="Of each run, that count. Default: 30; simulated 14.")
-@click.option("--warm", type=click.FloatRange(min=0), help="Of each run, before that. Default: 4; simulated 5.")
-@click.option("--fill", type=click.FloatRange(min=0), help="Before that, to fill caches. Default: 10; simulated 5.")
-@click.option("--drain", type=click.FloatRange(min=0), help="Then, for what has begun. Default: 5.")
-@click.option(
-    "--capacity", type=click.FloatRange(min=0, min_open=True), help="Load 1, in requests/s. Default: measured."
-)
+@click.option("--seconds", type=Finite(min=1), help="Of each run, that count. Default: 30; simulated 14.")
+@click.option("--warm", type=Finite(min=0), help="Of each run, before that. Default: 4; simulated 5.")
+@click.option("--fill", type=Finite(min=0), help="Before that, to fill caches. Default: 10; simulated 5.")
+@click.option("--drain", type=Finite(min=0), help="Then, for what has begun. Default: 5.")
+@click.option("--capacity", type=Finite(min=0, min_open=True), help="Load 1, in requests/s. Default: measured.")
 @click.option("--routes", type=click.IntRange(min=1), help="Keep so many of the last decisions, for bench replay.")
 @click.option("--prefix-tokens", type=click.IntRange(min=1), help="Of each group. Default: 512; simulated 1024.")
 @click.option("--tail-tokens", type=LengthsParam(), default="32:96", show_default=True, help="Of a prompt's own.")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from redis import Redis
 
 from octavo.v1.inference_pb2 import GenerateRequest, Stopping
@@ -24,6 +25,7 @@ from ops.client import Client
 from ops.demo_text import QUESTIONS
 from tests.e2e.harness import OCTAVO, eventually, octavo
 from worker.intake import READ_AHEAD
+from worker.page_metrics import PageMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,10 +269,26 @@ def test_bench_writes_figures_and_a_plot(fleet: Up, tmp_path: Path) -> None:
 
 
 def test_every_process_serves_the_metrics_of_the_readme(fleet: Up) -> None:
-    sections = README.partition("## Metrics")[2].partition("\n## ")[0].split("| worker |")
-    for section, process in zip(sections, (fleet.facts["gateways"][0], fleet.facts["workers"][0]), strict=True):
+    told = README.partition("## Metrics")[2].partition("\n## ")[0]
+    gateway, _, rest = told.partition("| worker |")
+    worker, _, rest = rest.partition("| with pages |")
+    pages, _, both = rest.partition("| both |")
+    for sections, process in ((gateway + both, fleet.facts["gateways"][0]), (worker + both, fleet.facts["workers"][0])):
         with urllib.request.urlopen(f"http://{process['metrics']}/metrics", timeout=10) as page:
-            families = set(re.findall(r"^# TYPE (\S+) ", page.read().decode(), re.MULTILINE))
-        promised = set(re.findall(r"`(octavo_[a-z_]+)", section))
-        assert len(promised) >= 7
+            families = families_of(page.read().decode())
+        promised = promised_in(sections)
+        assert len(promised) >= 9
         assert promised <= families
+    registry = CollectorRegistry()
+    PageMetrics(registry)
+    assert promised_in(pages) == {
+        each for each in families_of(generate_latest(registry).decode()) if "_created" not in each
+    }
+
+
+def families_of(page: str) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
+
+
+def promised_in(section: str) -> set[str]:
+    return set(re.findall(r"`(octavo_[a-z_]+)", section))

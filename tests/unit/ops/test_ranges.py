@@ -30,12 +30,7 @@ EVERY = [(words, param) for words, command in commands(main) for param in comman
 
 
 def test_every_number_of_every_command_is_finite() -> None:
-    """Those of `bench routing` are not looked at here."""
-    numbers = [
-        (words, param)
-        for words, param in EVERY
-        if isinstance(param.type, click.FloatRange | type(click.FLOAT)) and words[:2] != ("bench", "routing")
-    ]
+    numbers = [(words, param) for words, param in EVERY if isinstance(param.type, click.FloatRange | type(click.FLOAT))]
     assert len(numbers) > 10
     assert [(words, param.name) for words, param in numbers if not isinstance(param.type, Finite)] == []
 
