@@ -236,6 +236,7 @@ async def test_pages_are_taken_in_before_what_is_added_after_them() -> None:
         # With nothing to do it takes them too; and what is aborted has no part in it.
         w.stepper.abort("a")
         await w.step()
+        w.stepper.taken()
         w.stepper.adopt(Adoption(names, [memoryview(b"")] * 2, False, taken.put_nowait))
         assert await taken.get() == 2
         assert [call for call in w.engine.calls if call != "check"] == [
