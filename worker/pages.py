@@ -87,8 +87,11 @@ class Pages:
         """Fills a part of the empty pool with what the fleet used last, while the worker isn't ``busy``."""
         assert self._fetch is not None
         most = int(self._blocks * WARM_SHARE)
-        handed = await self._fetch.fetch_hottest(most, busy, time.monotonic() + WARM_S)
-        if handed:
+        try:
+            handed = await self._fetch.fetch_hottest(most, busy, time.monotonic() + WARM_S)
+        except Exception:  # a fault of ours: the worker serves without them
+            logger.exception("fetching the hottest pages failed")
+        else:
             logger.info("pages: %d of the fleet's hottest blocks were fetched", handed)
         await asyncio.Event().wait()
 
@@ -117,8 +120,12 @@ class Pages:
         async def read(some: Sequence[PageName]) -> list[Spilled]:
             return await loop.run_in_executor(engines_thread, self._paging.read, some)
 
-        saved = await self._spill.save(names, read, self._config.budget, began + SAVE_S)
-        await self._spill.flush(began + SAVE_S)
+        try:
+            saved = await self._spill.save(names, read, self._config.budget, began + SAVE_S)
+            await self._spill.flush(began + SAVE_S)
+        except Exception:  # a fault of ours: the worker ends as it would without pages
+            logger.exception("storing the cached pages failed")
+            return
         logger.info("pages: %d of %d cached blocks are stored, in %.1f s", saved, len(names), time.monotonic() - began)
 
     async def close(self) -> None:

@@ -150,7 +150,12 @@ class Spill:
             else:
                 break
             self._waiting.popleft()
-        done = await (self._delete(doubted) if doubted else self._store(pages))
+        try:
+            done = await (self._delete(doubted) if doubted else self._store(pages))
+        except Exception:  # a fault of ours: it costs these pages, and no request
+            logger.exception("storing pages failed")
+            self._client.metrics.pages("dropped", len(pages))
+            done = True
         if not done:
             self._waiting.extendleft([*reversed(pages), *reversed(doubted)])
             return

@@ -130,6 +130,16 @@ async def test_a_page_that_the_store_fails_on_is_not_tried_for_ever(monkeypatch:
         assert shop.count("errors_total", error="ConnectionError") == 1
 
 
+async def test_a_page_that_can_not_be_encoded_costs_no_other() -> None:
+    async with spilling() as (shop, spill):
+        (wrong,) = pages(1)
+        spill.offer([wrong._replace(payload=b"too short")])
+        await has(shop, "dropped", 1)
+        spill.offer(pages(2))
+        await has(shop, "stored", 1)
+        assert spill.leave() == MOST_A_STEP
+
+
 async def test_what_the_store_has_no_room_for_is_told() -> None:
     async with spilling() as (shop, spill):
         shop.store.room = 2
