@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from worker.sampling.draw import Score
 from worker.scheduling.plan import Scheduled
-from worker.step import StepRow
+from worker.step import NotFinite, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ class Forward:
             return self._pass(entries)
         except Exception as failure:  # as above
             short = _note(failure, ran)
-            error = _described(failure)
+            error, poisoned = _described(failure), isinstance(failure, NotFinite)
         # Out of the handler, so that nothing holds the failed pass's tensors any more.
         if len(entries) > 1:
             half = len(entries) // 2
@@ -102,7 +102,7 @@ class Forward:
         ((sequence, num_tokens),) = entries
         if short and num_tokens > 1:
             return self._run([Scheduled(sequence, num_tokens // 2)], ran)
-        return [Result(0, error=error)]
+        return [Result(0, error=error, poisoned=poisoned)]
 
     def _pass(self, entries: Many[Scheduled]) -> list[Result]:
         """One forward pass, with its drawing and scoring."""

@@ -10,15 +10,18 @@ from kvstore.page import names_of
 from tests.unit.worker.engine_run import BS, engine_of, finish_all, prompt_of, request, run, solo, step
 from tests.unit.worker.paged_model import NAN, PagedModel
 from worker.scheduling.block import EventKind
+from worker.step import NotFinite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from kvstore.page import PageName
     from worker.engine import Engine
     from worker.paging import Paging
     from worker.scheduling.block_pool import BlockPool
-    from worker.step import Spilled
+    from worker.step import Spilled, StepRow
 
 MUCH = 99
 
@@ -256,6 +259,27 @@ def test_prefixes_in_doubt_are_told() -> None:
     result = step(engine)
     assert result.doubted == tuple(name.hash for name in names(engine, prompt))
     assert step_until_idle(engine) == ()
+
+
+def test_prefixes_in_doubt_are_told_of_a_chunk_that_asked_for_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model raises then. What was hit may be to blame, so all of it goes, and nobody else's."""
+    engine, _ = engine_of(32, token_budget=8, paging=True)
+    prompt, other = prompt_of(8, 1), prompt_of(8, 2)
+    run(engine, request("a", [*prompt, 9], max_tokens=1))
+    run(engine, request("o", [*other, 9], max_tokens=1))
+    forward = PagedModel.forward
+
+    def refusing(model: PagedModel, rows: Sequence[StepRow]) -> torch.Tensor:
+        if any(not row.logits for row in rows):
+            raise NotFinite("the keys or values of a chunk are not finite")
+        return forward(model, rows)
+
+    monkeypatch.setattr(PagedModel, "forward", refusing)
+    engine.add(request("b", [*prompt, *prompt_of(12, 3)], max_tokens=1))
+    result = step(engine)
+    assert [output.error for output in result.outputs] == ["NotFinite: the keys or values of a chunk are not finite"]
+    assert result.doubted == tuple(name.hash for name in names(engine, prompt))
+    assert [paging(engine).offers(names(engine, each)[1].hash) for each in (prompt, other)] == [False, True]
 
 
 def step_until_idle(engine: Engine) -> tuple[object, ...]:
