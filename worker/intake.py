@@ -11,6 +11,7 @@ from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.errors import KvError
 from kvstore.jobs import Claim, Jobs, JobState
 from kvstore.outage import Outage
+from worker.arrivals import NOT_YET
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,10 @@ READ_AT_ONCE = 4
 READ_AHEAD = 16
 """Choices that may wait in the engine beyond those that run."""
 READ_AHEAD_S = 2.0
-"""Nor is more read while prompts wait that take so long, if there are two or more."""
+"""Nor is more read while prompts wait that take so long, beyond the next few."""
+LEAST_AHEAD = 4
+"""Jobs that are read however long their prompts are. They are what the scheduler knows of priorities: a high one waits
+for the first token of one of so many, at most, before it is read."""
 RETRY_S = 0.2
 REMEMBERED_S = 10.0
 """How long an ended job's id is kept: its claim may still be on the way to us."""
@@ -112,15 +116,17 @@ class Intake:
     def _free(self) -> int:
         claimed = sum(max(claim.job.n, 1) for claim in self._claims)
         places = self._max_running + READ_AHEAD - self._journal.open_choices - claimed
-        return 0 if self._enough_prompts() else places
+        return min(places, self._before_enough())
 
-    def _enough_prompts(self) -> bool:
-        """Whether what waits for its first token here keeps the engine busy for a while. Its caches are not asked: what
-        they save is seen soon enough."""
-        waiting = [*(job.claim for job in self._journal.unstarted), *self._claims]
-        if len(waiting) < 2:
-            return False
-        return sum(len(claim.job.prompt_token_ids) for claim in waiting) >= READ_AHEAD_S * self._rates.now.prefill_tok_s
+    def _before_enough(self) -> int:
+        """How many more jobs may be read before the prompts here that wait for their first token keep the engine busy
+        for a while. Its caches are not asked: what they save is seen soon enough. Those whose pages are being fetched
+        keep it busy with nothing."""
+        begun = [job.claim for job in self._journal.unstarted if job.since != NOT_YET]
+        waiting = [*begun, *self._claims]
+        tokens = sum(len(claim.job.prompt_token_ids) for claim in waiting)
+        enough = tokens >= READ_AHEAD_S * self._rates.now.prefill_tok_s
+        return max(LEAST_AHEAD - len(waiting), 0) if enough else READ_AT_ONCE
 
     async def read(self) -> None:
         """Claims jobs. Never returns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +15,14 @@ from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.kvstore.proxy import Proxy
 from tests.support.waiting import until
+from worker.arrivals import NOT_YET
 from worker.intake import Intake
 from worker.journal import Journal
 from worker.rates import UNMEASURED, Rates
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from kvstore.client import Broker
 
 
@@ -67,47 +71,98 @@ async def test_a_refused_write_of_an_old_attempt_costs_no_later_one(broker: Brok
         await intake.close()
 
 
-@pytest.mark.parametrize(("prompt", "read"), [(3, 12), (999, 4), (2001, 4)])
-async def test_long_prompts_wait_in_redis(broker: Broker, prompt: int, read: int) -> None:
-    """Of 12 jobs all are read, or no more than one read brings, while those that were read have not started."""
-    info = WorkerInfo(
-        id="w0", incarnation=new_incarnation(), model="m", fingerprint="f", block_size=16, context_length=4096
-    )
-    await Registry(broker, lease_ttl_ms=60_000).register(info)
-    jobs, journal = Jobs(broker), Journal("w0")
-    for index in range(12):
-        job = job_pb2.Job(request_id=f"r{index}", prompt_token_ids=[1] * prompt, n=1)
+class World:
+    """A worker's intake that reads, and what it has read."""
+
+    def __init__(self, broker: Broker, info: WorkerInfo) -> None:
+        self.jobs, self.journal, self.info = Jobs(broker), Journal("w0"), info
+        self.intake = Intake(broker, "w0", info.incarnation, self.journal, Rates(UNMEASURED), max_running=8)
+
+    async def submit(self, name: str, prompt: int, priority: int = 0) -> None:
+        job = job_pb2.Job(request_id=name, prompt_token_ids=[1] * prompt, n=1, priority=priority)
         job.stopping.max_tokens = 3
         job.sampling.CopyFrom(inference_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1))
-        await jobs.submit(
+        await self.jobs.submit(
             job,
             digest=b"d",
             worker="w0",
-            worker_incarnation=info.incarnation,
+            worker_incarnation=self.info.incarnation,
             gateway="g",
             deadline_ms=None,
             max_queue=16,
         )
-    intake = Intake(broker, "w0", info.incarnation, journal, Rates(UNMEASURED), max_running=8)
-    await intake.open()
-    reading = asyncio.create_task(intake.read())
 
-    async def has_read(count: int) -> bool:
-        for claim in intake.take()[0]:
-            journal.open(claim, now=0.0)
-        return len(journal.running) == count
+    async def read(self, names: list[str], since: int = 0) -> None:
+        """Waits until these are read. ``since``: of what is read from now on."""
 
+        async def has_read() -> bool:
+            for claim in self.intake.take()[0]:
+                self.journal.open(claim, now=0.0, since=since)
+                self.intake.update_room()
+            return [*self.journal.running] == names
+
+        await until(has_read, within_s=10)
+
+    def start(self, *names: str) -> None:
+        """These have their first tokens."""
+        for name in names:
+            self.journal.running[name].started = True
+        self.intake.update_room()
+
+
+@asynccontextmanager
+async def reading(broker: Broker, jobs: dict[str, int]) -> AsyncIterator[World]:
+    """``jobs``: those that wait already, with how long their prompts are."""
+    info = WorkerInfo(
+        id="w0", incarnation=new_incarnation(), model="m", fingerprint="f", block_size=16, context_length=4096
+    )
+    await Registry(broker, lease_ttl_ms=60_000).register(info)
+    world = World(broker, info)
+    for name, prompt in jobs.items():
+        await world.submit(name, prompt)
+    await world.intake.open()
+    task = asyncio.create_task(world.intake.read())
     try:
-        await until(lambda: has_read(read), within_s=10)
-        assert intake.full.is_set() is (read < 12)
-        for job_read in [*journal.running.values()]:
-            job_read.started = True  # they have their first tokens
-        intake.update_room()
-        await until(lambda: has_read(min(read + 4, 12)), within_s=10)
+        yield world
     finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-        await intake.close()
+        task.cancel()
+        await asyncio.wait([task])
+        await world.intake.close()
+
+
+@pytest.mark.parametrize(("prompt", "read"), [(3, 12), (999, 4), (2001, 4)])
+async def test_long_prompts_wait_in_redis(broker: Broker, prompt: int, read: int) -> None:
+    """Of 12 jobs all are read, or the few that always are, while those that were read have not started."""
+    names = [f"r{index}" for index in range(12)]
+    async with reading(broker, dict.fromkeys(names, prompt)) as world:
+        await world.read(names[:read])
+        assert world.intake.full.is_set() is (read < 12)
+        world.start(*names[:read])
+        await world.read(names[: read + 4])
+
+
+async def test_a_few_jobs_are_read_however_long_the_prompts_before_them_are(broker: Broker) -> None:
+    """Else a high priority behind two long prompts would wait in Redis, where the scheduler does not see it."""
+    names = ["a", "b", "high", "c", "d"]
+    async with reading(broker, {"a": 4000, "b": 4000}) as world:
+        await world.read(names[:2])
+        assert not world.intake.full.is_set()
+        await world.submit("high", 3, priority=9)
+        await world.read(names[:3])
+        assert world.journal.running["high"].claim.job.priority == 9
+        for name in names[3:]:
+            await world.submit(name, 4000)
+        await world.read(names[:4])
+        assert world.intake.full.is_set()
+        world.start("high")
+        await world.read(names)
+
+
+async def test_jobs_whose_pages_are_fetched_keep_nobody_busy(broker: Broker) -> None:
+    names = [f"r{index}" for index in range(12)]
+    async with reading(broker, dict.fromkeys(names, 2001)) as world:
+        await world.read(names, since=NOT_YET)
+        assert not world.intake.full.is_set()
 
 
 async def test_an_outage_of_the_broker_is_two_lines_in_the_log(
