@@ -26,8 +26,9 @@ name                            type                what
                                                     ... and what the last heartbeat measured.
 ``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms; 0: it left). Also
                                                     names the dead ones until their jobs have been ended.
-``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, tokens; and at
-                                                    its first delivery: prefill (prompt tokens not cached).
+``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, sequences (their
+                                                    choices), tokens; and at its first delivery: prefill (prompt tokens
+                                                    not cached).
 ``held:<worker>:<incarnation>`` set with TTL        the first 16 bytes of each BlockHash that the worker's pool offers,
                                                     closed under prefix. Advice: the pool decides what is a hit.
 ``held:...:<replacement>``      set with TTL        what is to take that set's place, while it is written.

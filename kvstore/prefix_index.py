@@ -73,10 +73,9 @@ class PrefixIndex:
             asked += (f"{worker.id}:{worker.incarnation}", numbers.get(worker.fingerprint, 0))
         chains = [pack([block[:SHORT] for block in chain]) for chain in hashes.values()]
         reply = await self._broker.script("match", [keys.workers], [keys.prefix, json.dumps(asked), *chains])
-        numbers_of = zip(*[iter(reply)] * 4, strict=True)
+        numbers_of = zip(*[iter(reply)] * 5, strict=True)
         return {
-            worker.id: Seen(blocks, Load(jobs, tokens, prefill))
-            for worker, (blocks, jobs, tokens, prefill) in zip(workers, numbers_of, strict=True)
+            worker.id: Seen(blocks, Load(*load)) for worker, (blocks, *load) in zip(workers, numbers_of, strict=True)
         }
 
     async def replace(self, worker: str, incarnation: str, held: Collection[bytes]) -> int:

@@ -66,6 +66,8 @@ class Load:
     """Of prompts and answers, every answer at its maximum."""
     prefill: int = 0
     """Prompt tokens, beyond those predicted to be cached, of jobs without a token yet."""
+    sequences: int = 0
+    """Choices of those jobs: as many places as they take when they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Renewed:
     """Blocks that the prefix index has for this incarnation."""
 
 
-LOAD_FIELDS: Final = ("jobs", "tokens", "prefill")
+LOAD_FIELDS: Final = ("jobs", "tokens", "prefill", "sequences")
 
 
 def parse_load(values: Sequence[bytes | None]) -> Load:

@@ -49,8 +49,8 @@ for i = 1, #KEYS - 3 do
       redis.call('HSET', job, 'state', 'running', 'owner', incarnation, 'claimed_ms', now)
       if seen[6] ~= incarnation then
         -- Submitted to an earlier life of this worker: the charge moves along.
-        refund(loads .. (seen[6] or ''), seen[7], seen[14])
-        charge_to(load, seen[7], seen[14])
+        refund(loads .. (seen[6] or ''), seen[7], seen[14], seen[12])
+        charge_to(load, seen[7], seen[14], seen[12])
         redis.call('HSET', job, 'worker_incarnation', incarnation)
       end
     end

@@ -82,8 +82,8 @@ local function write(job, log, described, data)
   if finish ~= '0' then
     redis.call('HSET', job, 'end:' .. choice, finish)
     if redis.call('HINCRBY', job, 'open', -1) <= 0 then
-      local entry, charge = unpack(redis.call('HMGET', job, 'entry', 'charge'))
-      end_job(job, log, stream, group, load, entry, charge, nil, finish, retention)
+      local entry, charge, choices = unpack(redis.call('HMGET', job, 'entry', 'charge', 'choices'))
+      end_job(job, log, stream, group, load, entry, charge, nil, choices, finish, retention)
     end
   end
   return WRITTEN

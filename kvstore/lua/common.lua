@@ -19,9 +19,15 @@ local function tokens_of(text)
   return number and number > 0 and number < 1e15 and math.floor(number) or 0
 end
 
+-- How many sequences a job is, from its field `choices`; one for what somebody else wrote.
+local function sequences_of(choices)
+  return math.max(tokens_of(choices), 1)
+end
+
 -- Puts one job on a worker's load. `prefill` is false where the job has nothing left to compute of its prompt.
-local function charge_to(load, charge, prefill)
+local function charge_to(load, charge, prefill, choices)
   redis.call('HINCRBY', load, 'jobs', 1)
+  redis.call('HINCRBY', load, 'sequences', int(sequences_of(choices)))
   redis.call('HINCRBY', load, 'tokens', int(tokens_of(charge)))
   if tokens_of(prefill) > 0 then
     redis.call('HINCRBY', load, 'prefill', int(tokens_of(prefill)))
@@ -38,7 +44,7 @@ end
 
 -- Takes one job off a worker's load. A load that is absent was dropped with its worker; one that reaches no jobs is
 -- deleted, so that a worker's past lives leave nothing behind.
-local function refund(load, charge, prefill)
+local function refund(load, charge, prefill, choices)
   if redis.call('EXISTS', load) == 0 then
     return
   end
@@ -47,6 +53,7 @@ local function refund(load, charge, prefill)
     redis.call('HINCRBY', load, 'tokens', '-' .. int(tokens))
   end
   refund_prefill(load, prefill)
+  redis.call('HINCRBY', load, 'sequences', '-' .. int(sequences_of(choices)))
   if redis.call('HINCRBY', load, 'jobs', -1) <= 0 then
     redis.call('DEL', load)
   end
@@ -60,31 +67,31 @@ end
 
 -- The end of a job's life, the same for all who end it. The caller has checked that it has not ended yet. The payload
 -- goes at once, as nobody will run it again; the rest stays readable for a while, as does the log.
-local function end_job(job, log, stream, group, load, entry, charge, prefill, finish, retention)
+local function end_job(job, log, stream, group, load, entry, charge, prefill, choices, finish, retention)
   redis.call('HSET', job, 'state', 'ended', 'finish', finish)
   redis.call('HDEL', job, 'payload', 'prefill')
   drop_entry(stream, group, entry)
-  refund(load, charge, prefill)
+  refund(load, charge, prefill, choices)
   redis.call('PEXPIRE', job, retention)
   redis.call('PEXPIRE', log, retention)
 end
 
 -- Ends a live job for anybody but its owner. `seen` is {worker, worker_incarnation, owner, gateway, entry, charge,
--- prefill}.
+-- prefill, choices}.
 -- The stream and the load are named by the job itself, so their keys cannot be declared in KEYS without reading the job
 -- first, which would cost a round trip and open a race; they share the job's hash tag, hence its slot.
 local function end_from_outside(job, log, seen, prefix, group, finish, retention, data)
   -- A field that is missing was not written by us; the job is ended all the same.
-  for i = 1, 7 do
+  for i = 1, 8 do
     seen[i] = seen[i] or ''
   end
-  local worker, incarnation, owner, gateway, entry, charge, prefill = unpack(seen, 1, 7)
+  local worker, incarnation, owner, gateway, entry, charge, prefill, choices = unpack(seen, 1, 8)
   if redis.pcall('XADD', log, '*', 'd', data).err then
     redis.call('DEL', log)
     redis.call('XADD', log, '*', 'd', data)
   end
   end_job(job, log, prefix .. 'jobs:' .. worker, group, prefix .. 'load:' .. worker .. ':' .. incarnation, entry, charge,
-    prefill, finish, retention)
+    prefill, choices, finish, retention)
   if gateway ~= '' then
     redis.call('PUBLISH', prefix .. 'channel:' .. gateway, data)
   end

@@ -10,14 +10,14 @@
 -- lost reply is told 'ended' again; a gateway cannot cancel a job that another one has attached to meanwhile.
 -- Stream and load are named by the job, see end_from_outside.
 local seen = redis.pcall('HMGET', KEYS[1], 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge',
-  'prefill', 'state', 'attempt', 'finisher')
-if seen.err or not seen[8] then
+  'prefill', 'choices', 'state', 'attempt', 'finisher')
+if seen.err or not seen[9] then
   return 'unknown'
 end
-if seen[8] == 'ended' then
-  return seen[10] == ARGV[8] and 'ended' or 'already'
+if seen[9] == 'ended' then
+  return seen[11] == ARGV[8] and 'ended' or 'already'
 end
-if (ARGV[6] ~= '' and seen[9] ~= ARGV[6]) or (ARGV[7] ~= '' and seen[4] ~= ARGV[7]) then
+if (ARGV[6] ~= '' and seen[10] ~= ARGV[6]) or (ARGV[7] ~= '' and seen[4] ~= ARGV[7]) then
   return 'fenced'
 end
 redis.call('HSET', KEYS[1], 'finisher', ARGV[8])

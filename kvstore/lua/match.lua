@@ -4,7 +4,8 @@
 -- KEYS 1 workers (it is not read: it says where all names live)
 -- ARGV 1 what all names begin with   2 a JSON list, for each worker: 'worker:incarnation', number of its chain (0: none)
 --      then the chains: hashes of the prompt's blocks, packed, 16 bytes each
--- Returns for each worker four numbers: blocks held from the prompt's beginning on; jobs, tokens and prefill charged.
+-- Returns for each worker five numbers: blocks held from the prompt's beginning on; jobs, tokens, prefill and sequences
+-- charged.
 --
 -- What is held is closed under prefix, so that a worker's part of a chain is found by bisection: 10 looks for 512 blocks
 -- where asking for each would take 512. Most workers hold nothing of most prompts: one look at the first block tells. Those
@@ -77,9 +78,9 @@ local result, asked = {}, cjson.decode(ARGV[2])
 local holding, charged = ARGV[1] .. 'held:', ARGV[1] .. 'load:'
 for i = 1, #asked, 2 do
   local life, chain = asked[i], chains[asked[i + 1]]
-  local load = redis.pcall('HMGET', charged .. life, 'jobs', 'tokens', 'prefill')
+  local load = redis.pcall('HMGET', charged .. life, 'jobs', 'tokens', 'prefill', 'sequences')
   result[#result + 1] = chain and depth(holding .. life, chain) or 0
-  for field = 1, 3 do
+  for field = 1, 4 do
     result[#result + 1] = load.err and 0 or tokens_of(load[field])
   end
 end

@@ -44,8 +44,8 @@ for i = 1, (#KEYS - 3) / 2 do
   local job, log, entry, data = KEYS[2 * i + 2], KEYS[2 * i + 3], ARGV[2 * i + 5], ARGV[2 * i + 6]
   if abandoned(entry) then
     local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'prefill',
-      'state')
-    if seen.err or (seen[8] ~= 'queued' and seen[8] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry then
+      'choices', 'state')
+    if seen.err or (seen[9] ~= 'queued' and seen[9] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry then
       drop_entry(stream, group, entry)
     else
       end_from_outside(job, log, seen, prefix, group, finish, retention, data)

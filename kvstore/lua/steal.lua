@@ -46,10 +46,10 @@ local function read_so_far()
   return '0-0', 0
 end
 
--- The first unread jobs, and the prefill that all unread ones are charged with: those not looked at are taken to be like
--- the others.
+-- The first unread jobs, and the prefill and the sequences that all unread ones are charged with: those not looked at are
+-- taken to be like the others.
 local function unread(last, count)
-  local found, prefill = {}, 0
+  local found, prefill, sequences = {}, 0, 0
   local entries = redis.pcall('XRANGE', victim_stream, '(' .. last, '+', 'COUNT', ARGV[9])
   for _, entry in ipairs(entries.err and {} or entries) do
     local job = prefix .. 'job:' .. (entry[2][2] or '')
@@ -57,11 +57,13 @@ local function unread(last, count)
       'prompt_tokens', 'choices')
     if not seen.err and seen[1] == 'queued' and seen[2] == victim and seen[3] == entry[1] then
       found[#found + 1] = {job = job, request = entry[2][2], entry = entry[1], life = seen[4] or '', charge = seen[5],
-        prefill = tokens_of(seen[6]), prompt = tokens_of(seen[7]), choices = math.max(tokens_of(seen[8]), 1)}
+        prefill = tokens_of(seen[6]), prompt = tokens_of(seen[7]), choices = sequences_of(seen[8])}
       prefill = prefill + found[#found].prefill
+      sequences = sequences + found[#found].choices
     end
   end
-  return found, prefill * math.max(1, count / math.max(1, #found))
+  local more = math.max(1, count / math.max(1, #found))
+  return found, prefill * more, sequences * more
 end
 
 local function fits(job)
@@ -77,25 +79,26 @@ local function move(job)
   redis.call('HSET', job.job, 'worker', thief, 'worker_incarnation', incarnation, 'entry', entry, 'prefill',
     int(job.prompt), 'predicted', '0', 'stolen_from', victim)
   drop_entry(victim_stream, group, job.entry)
-  refund(prefix .. 'load:' .. victim .. ':' .. job.life, job.charge, job.prefill)
-  charge_to(thief_load, job.charge, job.prompt)
+  refund(prefix .. 'load:' .. victim .. ':' .. job.life, job.charge, job.prefill, job.choices)
+  charge_to(thief_load, job.charge, job.prompt, job.choices)
   return 1
 end
 
 local last, pending = read_so_far()
 local length = redis.pcall('XLEN', victim_stream)
 local count = type(length) == 'table' and 0 or length - pending
-local jobs, prefill = unread(last, count)
+local jobs, prefill, sequences = unread(last, count)
 if #jobs == 0 then
   return 0
 end
 local rate = number(theirs[4])
 local their_s = rate > 0 and 1 / rate or own_s
-local charged = redis.call('HMGET', prefix .. 'load:' .. victim .. ':' .. theirs[1], 'jobs', 'prefill')
+local charged = redis.call('HMGET', prefix .. 'load:' .. victim .. ':' .. theirs[1], 'sequences', 'prefill')
 local before = math.max(0, number(charged[2]) - prefill)
-local reading = math.max(0, number(charged[1]) - count)
-for turn, job in ipairs(jobs) do
-  local lacking = math.max(0, reading + turn - math.max(number(theirs[5]), 1))
+local ahead = math.max(0, number(charged[1]) - sequences)
+for _, job in ipairs(jobs) do
+  ahead = ahead + job.choices
+  local lacking = math.max(0, ahead - math.max(number(theirs[5]), 1))
   local there = (before + job.prefill) * their_s + lacking * place_s
   if fits(job) and job.prompt * own_s + margin_s < there then
     return move(job)

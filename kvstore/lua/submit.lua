@@ -45,7 +45,7 @@ redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'submission', ARG
 if ARGV[7] ~= '' then
   redis.call('HSET', job, 'deadline_ms', int(now + tonumber(ARGV[7])))
 end
-charge_to(load, ARGV[9], ARGV[12])
+charge_to(load, ARGV[9], ARGV[12], ARGV[11])
 if ARGV[14] ~= '' then
   redis.call('HSET', job, 'route', ARGV[14])
   -- pcall: only a record. A key of another type must not leave a job half accepted.

@@ -68,12 +68,12 @@ async def test_a_job_goes_to_the_holder_of_its_prefix_and_all_is_told(broker: Br
     async with running_gateway(broker) as (gateway, _, client):
         call = client.generate(request("r1", prompt=PROMPT))
         await call.initial_metadata()
-        assert await loads(holder) == Load(jobs=1, tokens=66, prefill=2)
+        assert await loads(holder) == Load(jobs=1, tokens=66, prefill=2, sequences=1)
         before = await explained(client, "r1")
         assert (before.worker, before.state, before.started, before.cached_tokens) == ("w1", "queued", False, 0)
         (claim,) = await holder.claim()
         await holder.commit(first(claim, holder, 48))
-        assert await loads(holder) == Load(jobs=1, tokens=66, prefill=0)
+        assert await loads(holder) == Load(jobs=1, tokens=66, prefill=0, sequences=1)
         await holder.commit(chunk(claim, 1, [3], finish=inference_pb2.STOP))
         responses = await collect(call)
         route = responses[0].route

@@ -91,10 +91,10 @@ async def test_each_fingerprint_has_hashes_of_its_own(stage: Stage, index: Prefi
 
 async def test_loads_come_with_it(stage: Stage, index: PrefixIndex) -> None:
     worker, idle = await stage.worker(), await stage.worker("w1")
-    await stage.submit("r1", worker, prompt=range(40), prefill=8, predicted=32)
+    await stage.submit("r1", worker, n=4, prompt=range(40), prefill=8, predicted=32)
     await index.replace("w0", worker.incarnation, shorts(prompt(2)))
     assert await index.match([worker, idle], {"f": prompt(3)}) == {
-        "w0": Seen(2, Load(1, 47, 8)),
+        "w0": Seen(2, Load(1, 68, 8, 4)),
         "w1": Seen(0, Load()),
     }
 

@@ -176,8 +176,9 @@ class Books:
         expected: dict[str, dict[bytes, int]] = {}
         for job in self.jobs.values():
             name = self.stage.broker.keys.load(job.life.id, job.life.incarnation)
-            load = expected.setdefault(name, {b"jobs": 0, b"tokens": 0, b"prefill": 0})
+            load = expected.setdefault(name, {b"jobs": 0, b"sequences": 0, b"tokens": 0, b"prefill": 0})
             load[b"jobs"] += 1
+            load[b"sequences"] += job.n
             load[b"tokens"] += job.charge
             load[b"prefill"] += job.prefill
         keys = [self.stage.broker.keys.load(life.id, life.incarnation) for life in self.lives]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from octavo.v1 import inference_pb2
@@ -19,17 +20,17 @@ STOP = inference_pb2.STOP
 ADD_UP: Final = """
 local jobs, loads = {}, {}
 for _, job in ipairs(KEYS) do
-  local seen = redis.call('HMGET', job, 'state', 'worker', 'worker_incarnation', 'charge', 'prefill')
+  local seen = redis.call('HMGET', job, 'state', 'worker', 'worker_incarnation', 'charge', 'prefill', 'choices')
   if seen[1] == 'queued' or seen[1] == 'running' then
     local load = ARGV[1] .. seen[2] .. ':' .. seen[3]
-    local sum = jobs[load] or {0, 0, 0}
-    jobs[load] = {sum[1] + 1, sum[2] + seen[4], sum[3] + (seen[5] or 0)}
+    local sum = jobs[load] or {0, 0, 0, 0}
+    jobs[load] = {sum[1] + 1, sum[2] + seen[4], sum[3] + (seen[5] or 0), sum[4] + seen[6]}
   end
 end
 for i = 2, #ARGV do
-  local sum = jobs[ARGV[i]] or {0, 0, 0}
-  local load = redis.call('HMGET', ARGV[i], 'jobs', 'tokens', 'prefill')
-  for field = 1, 3 do
+  local sum = jobs[ARGV[i]] or {0, 0, 0, 0}
+  local load = redis.call('HMGET', ARGV[i], 'jobs', 'tokens', 'prefill', 'sequences')
+  for field = 1, 4 do
     if tonumber(load[field] or 0) ~= sum[field] then
       return ARGV[i] .. ' has ' .. cjson.encode(load) .. ', its jobs ' .. cjson.encode(sum)
     end
@@ -47,11 +48,18 @@ async def test_loads_add_up_while_many_change_them(stage: Stage) -> None:
     ids = [f"r{number}" for number in range(120)]
     loads = [keys.load(worker.id, worker.incarnation) for worker in workers]
     dice, done, stolen = random.Random(5), asyncio.Event(), 0
+    choices = {request_id: dice.choice([1, 1, 2, 3]) for request_id in ids}
 
     async def gateway(mine: list[str]) -> None:
         for request_id in mine:
             prompt = dice.randrange(1, 60)
-            await stage.submit(request_id, workers[0], prompt=range(prompt), prefill=dice.randrange(prompt + 1))
+            await stage.submit(
+                request_id,
+                workers[0],
+                n=choices[request_id],
+                prompt=range(prompt),
+                prefill=dice.randrange(prompt + 1),
+            )
             if dice.random() < 0.2:
                 await stage.jobs.cancel(dice.choice(mine))
 
@@ -60,9 +68,10 @@ async def test_loads_add_up_while_many_change_them(stage: Stage) -> None:
             while not done.is_set():
                 entries = await stage.jobs.next_entries(reader, worker.id, worker.incarnation, 3, 20)
                 for claim in await stage.jobs.claim(worker.id, worker.incarnation, entries):
-                    for index in range(3):
+                    for choice, index in product(range(claim.job.n), range(3)):
                         finish = STOP if index == 2 else inference_pb2.FINISH_REASON_UNSPECIFIED
-                        await stage.commit(worker, chunk(claim.job.request_id, index, [1], finish=finish))
+                        step = chunk(claim.job.request_id, index, [1], choice=choice, finish=finish)
+                        await stage.commit(worker, step)
 
     async def rob(thief: WorkerInfo, victim: WorkerInfo) -> None:
         nonlocal stolen

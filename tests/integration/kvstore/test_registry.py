@@ -176,11 +176,11 @@ async def test_loads_are_those_of_the_incarnation(stage: Stage, broker: Broker) 
     await stage.submit("r1", worker)
     await stage.submit("r2", worker, prefill=3)
     past = replace(worker, incarnation=new_incarnation())
-    assert await stage.registry.loads([worker, idle]) == {"w0": Load(2, 20, 3), "w1": Load(0, 0)}
+    assert await stage.registry.loads([worker, idle]) == {"w0": Load(2, 20, 3, 2), "w1": Load(0, 0)}
     assert await stage.registry.loads([past]) == {"w0": Load(0, 0)}
     assert await stage.registry.loads([]) == {}
     key = broker.keys.load("w1", idle.incarnation)
-    await broker.call("HSET", key, "jobs", "-3", "tokens", "many", "prefill", "1.5")
+    await broker.call("HSET", key, "jobs", "-3", "tokens", "many", "prefill", "1.5", "sequences", "x")
     assert await stage.registry.loads([idle]) == {"w1": Load(0, 0)}
     await broker.call("SET", key, "x")
     assert await stage.registry.loads([idle]) == {"w1": Load(0, 0)}

@@ -124,7 +124,7 @@ async def test_a_first_delivery_repeated_refunds_its_prompt_once(far: Stage, pro
     await far.claim(worker)
     lose(proxy, "commit")
     assert await far.commit(worker, chunk("r1", 0, [1])) == [Commit.DUPLICATE]
-    assert (await far.registry.loads([worker]))["w0"] == Load(2, 20, 2)
+    assert (await far.registry.loads([worker]))["w0"] == Load(2, 20, 2, 2)
 
 
 async def test_a_theft_repeated_takes_one_more_at_most(far: Stage, proxy: Proxy) -> None:
@@ -136,7 +136,7 @@ async def test_a_theft_repeated_takes_one_more_at_most(far: Stage, proxy: Proxy)
     lose(proxy, "steal")
     assert await far.jobs.steal("w1", thief.incarnation, "w0", prefill_s_per_token=0.01) == 1
     loads = await far.registry.loads([worker, thief])
-    assert loads == {"w0": Load(2, 20, 6), "w1": Load(2, 20, 6)}
+    assert loads == {"w0": Load(2, 20, 6, 2), "w1": Load(2, 20, 6, 2)}
     assert [claim.job.request_id for claim in await far.claim(thief)] == ["r0", "r1"]
 
 

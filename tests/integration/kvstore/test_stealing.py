@@ -42,11 +42,11 @@ async def test_a_job_moves_with_all_that_belongs_to_it(stage: Stage, broker: Bro
     await stage.claim(victim)
     await stage.submit("r1", victim, prompt=range(20), prefill=4, predicted=16, deadline_ms=60_000)
     await stage.submit("r2", victim, prefill=3)
-    assert await loads(stage, victim, thief) == [Load(3, 47, 10), Load()]
+    assert await loads(stage, victim, thief) == [Load(3, 47, 10, 3), Load()]
     before = await stage.record("r1")
 
     assert await steal(stage, thief, victim, place_s=1.0) == 1
-    assert await loads(stage, victim, thief) == [Load(2, 20, 6), Load(1, 27, 20)]
+    assert await loads(stage, victim, thief) == [Load(2, 20, 6, 2), Load(1, 27, 20, 1)]
     record = await stage.record("r1")
     assert (record.state, record.attempt, record.submitted_ms) == (JobState.QUEUED, 0, before.submitted_ms)
     assert (record.worker, record.worker_incarnation, record.stolen_from) == ("w1", thief.incarnation, "w0")
@@ -61,7 +61,7 @@ async def test_a_job_moves_with_all_that_belongs_to_it(stage: Stage, broker: Bro
     (claim,) = await stage.claim(thief)
     assert (claim.job.request_id, claim.attempt, claim.gateway) == ("r1", 1, stage.gateway)
     assert await stage.commit(thief, chunk("r1", 0, [5])) == [Commit.WRITTEN]
-    assert await loads(stage, thief) == [Load(1, 27, 0)]
+    assert await loads(stage, thief) == [Load(1, 27, 0, 1)]
     assert await stage.commit(thief, chunk("r1", 1, [6], finish=inference_pb2.STOP)) == [Commit.WRITTEN]
     assert await broker.call("EXISTS", broker.keys.load("w1", thief.incarnation)) == 0
     # Submitted again after a lost reply, it is known.

@@ -52,6 +52,6 @@ def test_what_is_no_rate_is_no_lease(rate: bytes) -> None:
 
 
 def test_a_load_is_what_is_a_number() -> None:
-    assert parse_load([b"1", b"20", b"300"]) == Load(1, 20, 300)
-    assert parse_load([None, None, None]) == Load()
-    assert parse_load([b"-1", b"1.5", b"x"]) == Load()
+    assert parse_load([b"1", b"20", b"300", b"4"]) == Load(1, 20, 300, 4)
+    assert parse_load([None, None, None, None]) == Load()
+    assert parse_load([b"-1", b"1.5", b"x", b""]) == Load()
