@@ -207,12 +207,13 @@ class Jobs:
         """Takes at most one job that worker ``victim`` has not read yet; how many it took.
 
         One of its first ``max_look`` unread jobs is taken, when ``margin_s`` and all of the job's prompt at
-        ``prefill_s_per_token`` (above 0) are less than what the victim needs: by its own rate for the prompts charged
-        before it and for what isn't cached of this one, and ``place_s`` for each place that it lacks. All of this is
-        judged in the moment of the move. The job comes by ``next_entries``, like any other, predicted to find nothing.
+        ``prefill_s_per_token`` (above 0), behind whatever this worker is charged, are less than what the victim needs:
+        by its own rate for the prompts charged before it and for what isn't cached of this one, and ``place_s`` for
+        each place that it lacks (and that this worker lacks). All of this is judged in the moment of the move. The job
+        comes by ``next_entries``, like any other, predicted to find nothing.
 
-        None: these two cannot trade, see steal.lua. Repeated after a lost reply this may take one job more. Raises
-        ValueError for what is no time.
+        None: these two cannot trade, see steal.lua. Each repetition after a lost reply may take one more, by the same
+        measure. Raises ValueError for what is no time.
         """
         return await stealing.steal(
             self._broker,

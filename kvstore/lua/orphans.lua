@@ -9,7 +9,7 @@
 -- Races closed: the caller's look at the fleet may be old, so death is decided here, in one piece with its
 -- consequences; several gateways may do this at once, each job is ended by one of them; a worker that comes back is
 -- seen by its lease; no job can enter the stream between its last entry's end and its deletion, as submit.lua looks at
--- the same lease.
+-- the same lease; a worker that comes back between two calls finds its load charged with just the jobs that are left.
 -- A lease may also vanish with its worker alive, when the server was restarted: so the last heartbeat must be older than
 -- the TTL, and the server itself up for longer, which gives everybody time to come back. (A score of 0 is a worker that
 -- said goodbye.)
@@ -60,12 +60,13 @@ for _, consumer in ipairs(consumers.err and {} or consumers) do
   if holder and consumer[2] ~= holder and consumer[4] == 0 then
     redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer[2])
     redis.call('DEL', prefix .. 'held:' .. worker .. ':' .. consumer[2])
-  elseif not holder then
-    local life = worker .. ':' .. consumer[2]
-    redis.call('DEL', prefix .. 'load:' .. life, prefix .. 'held:' .. life)
   end
 end
 if not holder and redis.call('XLEN', stream) == 0 then
+  for _, consumer in ipairs(consumers.err and {} or consumers) do
+    local life = worker .. ':' .. consumer[2]
+    redis.call('DEL', prefix .. 'load:' .. life, prefix .. 'held:' .. life)
+  end
   redis.call('DEL', stream)
   redis.call('ZREM', workers, worker)
 end

@@ -9,13 +9,14 @@
 -- or draining, or their pages would not be the same bits.
 --
 -- Of the first unread entries it takes the first that is worth it. At the victim it waits for the prompts charged before
--- it and for a place, then what isn't cached of its prompt is computed; at the thief, the whole prompt at once.
+-- it and for a place, then what isn't cached of its prompt is computed; at the thief, for whatever has come there meanwhile,
+-- then the whole prompt is.
 --
 -- Races closed: an entry after the group's last delivered one has never left the server, so the victim never learns of a
 -- job that is taken, whatever it is reading meanwhile; of several thieves one gets it; a job that was cancelled or submitted
 -- anew under its id is left alone; load and leases are judged in the moment of the move, not when the thief looked; its
--- charges are at one worker at any time; a thief that was replaced gets nothing. Not closed: repeated after a lost reply,
--- this may move one job more, to a thief that has little to do.
+-- charges are at one worker at any time; a thief that was replaced gets nothing. Not closed: each repetition after a lost
+-- reply may move one job more, but only one that starts sooner behind those that were moved before.
 -- Jobs and the victim's loads are named by entries and jobs; they share the hash tag, hence the slot.
 local victim_lease, victim_stream, thief_lease, thief_stream, thief_load = unpack(KEYS, 1, 5)
 local group, prefix, victim, thief, incarnation = unpack(ARGV, 1, 5)
@@ -26,7 +27,8 @@ local function number(text)
 end
 
 local theirs = redis.call('HMGET', victim_lease, 'incarnation', 'fingerprint', 'model', 'prefill_tok_s', 'max_running')
-local ours = redis.call('HMGET', thief_lease, 'incarnation', 'fingerprint', 'model', 'state', 'context_length')
+local ours = redis.call('HMGET', thief_lease, 'incarnation', 'fingerprint', 'model', 'state', 'context_length',
+  'max_running')
 if not theirs[1] or ours[1] ~= incarnation or ours[4] ~= 'ready' or theirs[2] ~= ours[2] or theirs[3] ~= ours[3] then
   return -1
 end
@@ -84,6 +86,11 @@ local function move(job)
   return 1
 end
 
+-- Places that so many sequences lack.
+local function lacking(sequences, max_running)
+  return math.max(0, sequences - math.max(number(max_running), 1))
+end
+
 local last, pending = read_so_far()
 local length = redis.pcall('XLEN', victim_stream)
 local count = type(length) == 'table' and 0 or length - pending
@@ -94,13 +101,15 @@ end
 local rate = number(theirs[4])
 local their_s = rate > 0 and 1 / rate or own_s
 local charged = redis.call('HMGET', prefix .. 'load:' .. victim .. ':' .. theirs[1], 'sequences', 'prefill')
+local own = redis.call('HMGET', thief_load, 'sequences', 'prefill')
 local before = math.max(0, number(charged[2]) - prefill)
 local ahead = math.max(0, number(charged[1]) - sequences)
 for _, job in ipairs(jobs) do
   ahead = ahead + job.choices
-  local lacking = math.max(0, ahead - math.max(number(theirs[5]), 1))
-  local there = (before + job.prefill) * their_s + lacking * place_s
-  if fits(job) and job.prompt * own_s + margin_s < there then
+  local there = (before + job.prefill) * their_s + lacking(ahead, theirs[5]) * place_s
+  -- A place takes as long here: it is the same model, and so are the answers.
+  local here = (number(own[2]) + job.prompt) * own_s + lacking(number(own[1]) + job.choices, ours[6]) * place_s
+  if fits(job) and here + margin_s < there then
     return move(job)
   end
   before = before + job.prefill

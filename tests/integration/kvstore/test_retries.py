@@ -127,17 +127,29 @@ async def test_a_first_delivery_repeated_refunds_its_prompt_once(far: Stage, pro
     assert (await far.registry.loads([worker]))["w0"] == Load(2, 20, 2, 2)
 
 
-async def test_a_theft_repeated_takes_one_more_at_most(far: Stage, proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [
+        # How long each of four prompts of 3 s takes at the thief. The second waits for the first there, too.
+        (0.03, ["r0", "r1"]),
+        (2.0, ["r0"]),
+    ],
+)
+async def test_a_theft_repeated_takes_only_what_starts_sooner_behind_the_first(
+    far: Stage, proxy: Proxy, seconds: float, taken: list[str]
+) -> None:
     """The one write that is not idempotent: what a retry takes, its thief runs."""
     await warm(far)
     worker, thief = await far.worker(prefill_tok_s=1.0), await far.worker("w1")
     for number in range(4):
         await far.submit(f"r{number}", worker, prefill=3)
     lose(proxy, "steal")
-    assert await far.jobs.steal("w1", thief.incarnation, "w0", prefill_s_per_token=0.01) == 1
+    again = await far.jobs.steal("w1", thief.incarnation, "w0", prefill_s_per_token=seconds / 3, max_look=1)
+    assert again == len(taken) - 1
     loads = await far.registry.loads([worker, thief])
-    assert loads == {"w0": Load(2, 20, 6, 2), "w1": Load(2, 20, 6, 2)}
-    assert [claim.job.request_id for claim in await far.claim(thief)] == ["r0", "r1"]
+    left, moved = 4 - len(taken), len(taken)
+    assert loads == {"w0": Load(left, 10 * left, 3 * left, left), "w1": Load(moved, 10 * moved, 3 * moved, moved)}
+    assert [claim.job.request_id for claim in await far.claim(thief)] == taken
 
 
 async def test_a_last_chunk_repeated(far: Stage, proxy: Proxy) -> None:

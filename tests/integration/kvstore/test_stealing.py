@@ -116,9 +116,45 @@ async def test_the_first_that_is_worth_it(stage: Stage) -> None:
     assert await steal(stage, thief, victim) == 1
     assert (await stage.record("r2")).worker == "w1"
     assert await steal(stage, thief, victim) == 0
-    # A thief that is faster takes what waits for nobody.
+    # A thief that is faster takes what waits for nobody, but not to have it wait here.
+    assert await steal(stage, thief, victim, prefill_s_per_token=0.009) == 0
+    assert await stage.jobs.cancel("r2") is Finished.ENDED
     assert await steal(stage, thief, victim, prefill_s_per_token=0.009) == 1
     assert (await stage.record("r0")).worker == "w1"
+
+
+@pytest.mark.parametrize(
+    ("here", "place_s", "taken"),
+    [
+        # At the victim: 100 tokens before it and 100 of its own, 2 s; and one place lacks. At the thief: 1 s.
+        ({"prompt": range(99), "prefill": 99}, 0.0, 1),
+        ({"prompt": range(100), "prefill": 100}, 0.0, 0),
+        # One lacks at the thief as well.
+        ({"prompt": range(100), "prefill": 100}, 1.0, 0),
+        ({"n": 2}, 1.0, 0),
+        ({"n": 2}, 0.4, 1),
+    ],
+)
+async def test_what_has_come_to_the_thief_meanwhile_counts(
+    stage: Stage, here: dict[str, Any], place_s: float, taken: int
+) -> None:
+    victim, thief = await pair(stage)
+    await stage.submit("reading", victim, prompt=range(100), prefill=100)
+    await stage.claim(victim)
+    await stage.submit("r1", victim, prompt=range(100), prefill=100)
+    await stage.submit("here", thief, **here)
+    assert await steal(stage, thief, victim, place_s=place_s) == taken
+
+
+@pytest.mark.parametrize(("waiting", "max_running", "taken"), [(1, 4, 0), (2, 4, 1), (2, 5, 0), (1, 3, 1)])
+async def test_all_sequences_need_places(stage: Stage, waiting: int, max_running: int, taken: int) -> None:
+    """Of a job with three choices, and of those that wait before the one in question."""
+    victim, thief = await stage.worker("w0", **RATES | {"max_running": max_running}), await stage.worker("w1", **RATES)
+    await stage.submit("reading", victim, n=3)
+    await stage.claim(victim)
+    for number in range(waiting):
+        await stage.submit(f"r{number}", victim)
+    assert await steal(stage, thief, victim, place_s=1.0) == taken
 
 
 async def test_a_victim_that_has_not_measured_itself_is_as_fast_as_the_thief(stage: Stage) -> None:
