@@ -4,7 +4,8 @@
              from the first hole on             some MB at a time              engine's thread, in this order
 
 The first page that is missing, or is not what it should be, ends a prefix; the rest is computed. A fetch takes no
-longer than the computing that it saves, as far as is known.
+longer than computing all that is lacking would, as far as is known, or 0.1 s if that is longer. A store that was too
+slow for that is known to be slow; it counts as broken only when a call takes CALL_S.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.page import Fault, PageInvalid, PageName, names_of
 from kvstore.page_store import PageRef
 from worker.break_even import BreakEven
+from worker.page_client import CALL_S
 from worker.page_metrics import ABSENT, LATE, UNREACHABLE
 from worker.stepper import Adoption
 
@@ -150,10 +152,14 @@ class Fetch:
         began = time.monotonic()
         limit = (until - began) * ASKING_SHARE
         covered = await client.call(lambda: client.store.covered(client.form.fingerprint, hashes), limit_s=limit)
+        now = time.monotonic()
+        if covered is None and now - began >= limit:
+            self.break_even.late(limit, now)
+            metrics.miss(LATE)
+            return
         if covered is None:
             metrics.miss(UNREACHABLE)
             return
-        now = time.monotonic()
         self.break_even.asked(now - began)
         if covered < len(names):
             metrics.miss(ABSENT)
@@ -199,9 +205,9 @@ class Fetch:
         if left <= 0:
             metrics.miss(LATE)
             return None
-        values = await client.call(lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=left)
+        values = await client.call(lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=min(left, CALL_S))
         if values is None:
-            metrics.miss(UNREACHABLE)
+            metrics.miss(LATE if time.monotonic() >= until else UNREACHABLE)
             return None
         if len(values) < len(hashes):
             metrics.miss(ABSENT)

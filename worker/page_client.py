@@ -45,13 +45,18 @@ class PageClient:
         return max(FETCH_BYTES // self.form.value_bytes, 1)
 
     async def call(self, do: Callable[[], Awaitable[T]], *, limit_s: float = CALL_S) -> T | None:
-        """What the store answers; None when it doesn't, or is left alone for now. Raises nothing."""
+        """What the store answers; None when it doesn't, or is left alone for now. Raises nothing.
+
+        With a ``limit_s`` below CALL_S a call that takes longer is given up as well, and the store is not to blame."""
         if not self._circuit.allows(time.monotonic()):
             return None
+        limit = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(limit_s):
+            async with limit:
                 answer = await do()
         except Exception as error:  # whatever a store raises, no request is to suffer for it
+            if limit.expired() and limit_s < CALL_S:
+                return None
             self._circuit.failed(time.monotonic())
             self.metrics.error(error)
             self._outage.failed(f"no answer in {limit_s:.1f} s" if isinstance(error, TimeoutError) else error)

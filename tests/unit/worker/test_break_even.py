@@ -56,10 +56,60 @@ def test_the_last_fetches_count_most_and_nothing_makes_no_sense() -> None:
     made.fetched(10, 0.0)
     made.fetched(10, -1.0)
     assert made.fetch_tok_s == pytest.approx(10_000)
-    made.fetched(1000, 1.1)
-    assert made.fetch_tok_s == pytest.approx(1 / (0.0001 + 0.2 * 0.001))
+    made.fetched(1000, 0.3)
+    assert made.fetch_tok_s == pytest.approx(1 / (0.0001 + 0.2 * 0.0002))
     made.asked(0.06)
     assert made.latency_s == pytest.approx(0.02)
+
+
+def test_latency_counts_before_anything_was_fetched() -> None:
+    made = BreakEven()
+    made.asked(0.5)
+    assert made.most(501, 1000, 0.0) == 501
+    assert made.worth_a_look(500, 1000, 0.0), "to find out"
+    assert made.most(500, 1000, 0.0) == PROBE_TOKENS
+    assert not made.worth_a_look(500, 1000, 1.0)
+    assert made.most(500, 1000, 1.0) == 0
+
+
+def test_one_outlier_does_not_make_a_store_slow() -> None:
+    made = measured()
+    made.fetched(16, 2.0)
+    assert made.pays(16 * 16, 1000)
+    assert made.fetch_tok_s > 9_000
+    # But a store that has become slow is known to be.
+    for _ in range(12):
+        made.fetched(1000, 2.0)
+    assert not made.pays(100_000, 1000)
+
+
+def test_a_first_fetch_that_was_an_outlier_is_outweighed_by_one_probe() -> None:
+    made = BreakEven()
+    made.asked(0.001)
+    made.fetched(16, 2.0)
+    assert not made.pays(1000, 100)
+    assert made.most(1000, 100, 0.0) == PROBE_TOKENS
+    made.fetched(PROBE_TOKENS, 0.025)
+    assert made.pays(1000, 100)
+
+
+def test_a_probe_that_was_quick_counts_more() -> None:
+    made = measured(tokens_per_s=500)
+    made.fetched(PROBE_TOKENS, PROBE_TOKENS / 20_000)
+    assert made.fetch_tok_s == pytest.approx(1 / (0.5 * 0.002 + 0.5 * 0.00005))
+    made.asked(0.002)
+    assert made.latency_s == pytest.approx(0.006)
+
+
+def test_no_answer_in_time_is_a_slow_one_and_the_next_question_waits_for_its_turn() -> None:
+    made = BreakEven()
+    made.late(0.1, 5.0)
+    assert made.latency_s == pytest.approx(0.4)
+    assert not made.worth_a_look(399, 1000, 5.0)
+    assert made.worth_a_look(401, 1000, 5.0)
+    assert made.worth_a_look(399, 1000, 5.0 + PROBE_S)
+    made.late(0.01, 6.0)
+    assert made.latency_s == pytest.approx(0.4), "it tells nothing new"
 
 
 def test_a_circuit_lets_one_try_after_a_pause_that_grows() -> None:
