@@ -15,13 +15,13 @@ from gateway.pending import Pending, Promises, added
 from gateway.prefixes import Index, Looks, PromptHashes, View
 from gateway.record import record_of
 from gateway.router import READY, Decision, Policy, route
-from kvstore.errors import QueueFull, SubmitError, WorkerGone
+from kvstore.errors import BrokerFull, QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted, charge
 from kvstore.registry import Load
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from gateway.models import Models, Served
     from gateway.pages import Stored
@@ -38,19 +38,22 @@ MOST_RETRY_MS: Final = 30_000
 """What a caller that met full queues is told to wait, at least and at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Order:
-    """What to submit. `remaining_s` tells, when asked, how many seconds the client still waits; None: for ever."""
+    """What to submit. `remaining_s` tells, when asked, how many seconds the client still waits; None: for ever.
+    `caller` names the client's call."""
 
     job: job_pb2.Job
     digest: bytes
     remaining_s: Callable[[], float | None]
+    caller: str = ""
+    offered: bool = False
+    """It is on its way to a worker, or there: false again once that is known to have failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A job that the broker has. `worker` is where it was sent; empty, or not where it is, for one that was attached
-    to."""
+    """A job that the broker has. `worker` is where it was sent; for one that was attached to, where it was then."""
 
     submitted: Submitted
     worker: str
@@ -61,7 +64,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Booking:
     """A decision that is about to be submitted, and what it has booked."""
 
     decision: Decision
@@ -104,41 +107,40 @@ class Dispatch:
         self.index = Index.EXACT
         """What the last decision could know of prefixes."""
 
-    async def attach(self, request_id: str, digest: bytes) -> Sent | None:
+    async def attach(self, request_id: str, digest: bytes, caller: str) -> Sent | None:
         """To the job of that id, if there is one: it needs no worker that takes jobs, not even a live one.
 
         Raises RequestIdTaken, BrokerError.
         """
-        if not await self._jobs.attach(request_id, digest=digest, gateway=self._gateway):
-            return None
-        record = await self._jobs.get(request_id)
-        return Sent(Submitted.ATTACHED, "", record.predicted if record is not None else 0)
+        found = await self._jobs.attach(request_id, digest=digest, gateway=self._gateway, caller=caller)
+        return Sent(Submitted.ATTACHED, found.worker, found.predicted) if found is not None else None
 
     async def submit(self, order: Order, served: Served) -> Sent:
         """Submits to the best worker that takes the job.
 
         Raises Overloaded, NoWorker, DeadlinePassed, RequestIdTaken, BrokerFull: nothing was queued. Any other
-        BrokerError: unknown.
+        BrokerError: unknown if ``order.offered``, else nothing was queued either.
         """
         workers: Sequence[WorkerInfo] = served.workers
         hashes = PromptHashes(order.job)
         refused: dict[str, str] = {}
+        gone: set[str] = set()
         full: QueueFull | None = None
         wait_s = 0.0
         for _ in range(MAX_TRIES):
-            deadline_ms = milliseconds(order.remaining_s())
             await hashes.prepare(workers)
             offer = await self._decide(order.job, workers, hashes, refused)
             if offer is None:
                 break
             try:
-                return await self._offer(order, offer, deadline_ms)
+                return await self._offer(order, offer)
             except QueueFull as error:
                 full = error
-                wait_s = min(each.cost.wait_s for each in offer.decision.considered)
+                wait_s = _least_wait_s(offer.decision, gone)
                 refused[offer.target.incarnation] = _full(error.depth, error.limit)
             except WorkerGone:
                 refused[offer.target.incarnation] = "it is gone"
+                gone.add(offer.target.incarnation)
                 workers = await self._models.workers(served)
         name = served.name
         if full is not None:
@@ -153,7 +155,7 @@ class Dispatch:
 
     async def _decide(
         self, job: job_pb2.Job, workers: Sequence[WorkerInfo], hashes: PromptHashes, refused: Mapping[str, str]
-    ) -> Offer | None:
+    ) -> Booking | None:
         """Looks, routes, and books the choice before any other decision can be made without it."""
         reading = self._pending.begin_reading()
         try:
@@ -176,7 +178,7 @@ class Dispatch:
             predicted = cached(work, target)
             load = Load(1, charge(job), work.prompt - predicted)
             chosen = next(each for each in workers if each.incarnation == target.incarnation)
-            return Offer(
+            return Booking(
                 *(decision, target, predicted, view.index),
                 self._pending.charge(target.incarnation, load),
                 self._promises.make(target.incarnation, hashes.of(chosen)),
@@ -223,16 +225,20 @@ class Dispatch:
         while len(self._last) > MAX_MODELS:
             self._last.popitem(last=False)
 
-    async def _offer(self, order: Order, offer: Offer, deadline_ms: int | None) -> Sent:
+    async def _offer(self, order: Order, offer: Booking) -> Sent:
         applied, stands = True, False
         try:
+            # Only now: what came before this took its time.
+            deadline_ms = milliseconds(order.remaining_s())
             record = record_of(offer.decision, order.job.request_id, offer.index, time.time_ns() // 1_000_000)
+            order.offered = True
             submitted = await self._jobs.submit(
                 order.job,
                 digest=order.digest,
                 worker=offer.target.worker,
                 worker_incarnation=offer.target.incarnation,
                 gateway=self._gateway,
+                caller=order.caller,
                 deadline_ms=deadline_ms,
                 max_queue=self._max_queue,
                 prefill=offer.charge.load.prefill,
@@ -240,8 +246,8 @@ class Dispatch:
                 route=record.SerializeToString(),
             )
             stands = submitted is Submitted.ACCEPTED
-        except SubmitError:
-            applied = False
+        except (SubmitError, BrokerFull, DeadlinePassed):
+            applied = order.offered = False
             raise
         finally:
             self._pending.settle(offer.charge, applied=applied)
@@ -267,6 +273,12 @@ class Speeds:
             ]
             self._rates = level([each.fingerprint for each in workers], told)
         return self._rates
+
+
+def _least_wait_s(decision: Decision, gone: Container[str]) -> float:
+    """Until the first of those who take jobs, but have no room, may have some. `gone`: incarnations."""
+    ready = [each for each in decision.considered if each.candidate.state == READY]
+    return min(each.cost.wait_s for each in ready if each.candidate.incarnation not in gone)
 
 
 def _full(jobs: int, limit: int) -> str:

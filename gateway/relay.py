@@ -19,6 +19,7 @@ from kvstore import token_log
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.errors import BrokerError
 from kvstore.jobs import JobRecord, JobState
+from kvstore.submissions import new_caller
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -88,9 +89,14 @@ class Relay:
         if not streams:
             del self._streams[stream.request_id]
 
-    def shared(self, stream: Stream) -> bool:
-        """Whether another stream of this gateway waits for the same job."""
-        return any(each.attached and each is not stream for each in self._streams.get(stream.request_id, ()))
+    def bequeath(self, stream: Stream) -> bool:
+        """Whether another stream of this gateway waits for the same job. If so it is the one to end the job from now
+        on, whichever of the two asked for it last."""
+        for each in self._streams.get(stream.request_id, ()):
+            if each.attached and each is not stream:
+                each.callers |= stream.callers
+                return True
+        return False
 
     def __len__(self) -> int:
         return sum(len(streams) for streams in self._streams.values())
@@ -133,6 +139,10 @@ class Stream:
 
     def __init__(self, relay: Relay, broker: Broker, jobs: Jobs, request_id: str, choices: int) -> None:
         self.request_id = request_id
+        self.caller = new_caller()
+        """The call's name in the broker."""
+        self.callers = {self.caller}
+        """And those of calls that left the same job to this one. Under one of these the job may be ended."""
         self.attached = False
         """Set once the job is known to be in the broker for this stream."""
         self._relay = relay

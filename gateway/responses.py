@@ -37,7 +37,9 @@ def response_of(
         if delivery.HasField("route"):
             response.route.CopyFrom(delivery.route)
             response.route.worker = delivery.route.worker or sent.worker
-            response.route.predicted_cached_tokens = sent.predicted
+            # Of the cache of another worker, which took the job from that one, nothing was expected.
+            if response.route.worker == sent.worker:
+                response.route.predicted_cached_tokens = sent.predicted
     return response
 
 

@@ -147,7 +147,6 @@ class Gateway:
             pages=self._pages,
         )
         self._inference = InferenceService(
-            incarnation=incarnation,
             models=models,
             tokenizers=tokenizers,
             dispatch=dispatch,

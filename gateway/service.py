@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-import time
 import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,13 +12,14 @@ import grpc.aio
 
 from gateway import admission
 from gateway.dispatch import Order
+from gateway.ending import Left, end_job
 from gateway.errors import Draining, JobFailed, JobLost, Overloaded, lookup
 from gateway.metrics import Call
 from gateway.responses import digest_of, most_tokens, response_of
 from gateway.rpc import Method, service_handler
 from kvstore.errors import BrokerError
 from kvstore.jobs import Finished, Submitted
-from octavo.v1 import inference_pb2, job_pb2
+from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
     from gateway.tokenize import TokenizerPool
     from kvstore.jobs import Jobs
-
-logger = logging.getLogger(__name__)
+    from octavo.v1 import job_pb2
 
 T = TypeVar("T")
 
@@ -42,8 +40,6 @@ SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 NAME: Final = SERVICE.full_name
 REQUEST_ID_KEY: Final = "octavo-request-id"
 """Initial metadata of Generate: the request's id, known to the client before there is any output."""
-END_PATIENCE_S: Final = 60.0
-"""How long ending an abandoned job is tried while the broker does not answer."""
 DEADLINE_SLACK_S: Final = 0.05
 """A call that is cancelled this close to its deadline was cancelled by it: the two clocks differ a little."""
 
@@ -54,7 +50,6 @@ class InferenceService:
     def __init__(
         self,
         *,
-        incarnation: str,
         models: Models,
         tokenizers: TokenizerPool,
         dispatch: Dispatch,
@@ -64,7 +59,6 @@ class InferenceService:
         metrics: Metrics,
         max_streams: int,
     ) -> None:
-        self._incarnation = incarnation
         self._models = models
         self._tokenizers = tokenizers
         self._dispatch = dispatch
@@ -151,7 +145,8 @@ class InferenceService:
         with self._relay.open(request_id, admission.choices(request)) as stream:
             if request.request_id:
                 # Before the fleet is asked: a job may outlive its worker's readiness, and its output the worker.
-                async with self._sending(stream, context, self._dispatch.attach(request_id, digest)) as attached:
+                asking = self._dispatch.attach(request_id, digest, stream.caller)
+                async with self._sending(stream, context, asking) as attached:
                     if attached is not None:
                         call.model = request.model
                         return await self._answer(stream, attached, context, call)
@@ -167,25 +162,37 @@ class InferenceService:
                 seed=secrets.randbits(64),
             )
             call.lap("tokenize")
-            order = Order(job, digest, context.time_remaining)
-            async with self._sending(stream, context, self._dispatch.submit(order, served)) as sent:
+            order = Order(job, digest, context.time_remaining, stream.caller)
+            sending = self._dispatch.submit(order, served)
+            async with self._sending(stream, context, sending, lambda: order.offered) as sent:
                 call.lap("send")
                 return await self._answer(stream, sent, context, call)
 
     @asynccontextmanager
-    async def _sending(self, stream: Stream, context: Context, work: Coroutine[Any, Any, T]) -> AsyncIterator[T]:
-        """What `work`, which submits or attaches, gives. A caller who leaves, then or later, leaves no job behind."""
+    async def _sending(
+        self, stream: Stream, context: Context, work: Coroutine[Any, Any, T], asked: Callable[[], bool] = lambda: True
+    ) -> AsyncIterator[T]:
+        """What `work`, which submits or attaches, gives. A caller who leaves, then or later, leaves no job behind.
+
+        `asked`: whether the broker may have done what it was asked for, when `work` has failed on it.
+        """
         submission = self._tasks.spawn(work, name=f"submit {stream.request_id}", awaited=True)
         try:
             # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
             yield await asyncio.shield(submission)
         except (JobLost, Draining):
             raise  # the client is told that the job may go on
-        except BaseException:
+        except BaseException as error:
             # Once the relay is closed the gateway cuts its callers off itself, and another one may go on.
             if not (stream.ended or self._relay.closed):
-                ending = self._end_job(stream, submission, deadline=_deadline_passed(context))
-                self._tasks.spawn(ending, name=f"end {stream.request_id}")
+                left = Left(
+                    stream,
+                    submission,
+                    asked,
+                    late=_deadline_passed(context),
+                    returning=isinstance(error, BrokerError),
+                )
+                self._tasks.spawn(end_job(self._jobs, self._relay, left), name=f"end {stream.request_id}")
             raise
         finally:
             submission.add_done_callback(self._let_go)  # it may be on its way still
@@ -230,39 +237,6 @@ class InferenceService:
                 if not call.replay and batch[-1].chunk.finish in (inference_pb2.STOP, inference_pb2.LENGTH):
                     self._dispatch.answers.learn(call.model, stream.usage.completion_tokens / stream.choices)
                 return inference_pb2.FinishReason.Name(batch[-1].chunk.finish).lower()
-
-    async def _end_job(self, stream: Stream, submission: asyncio.Task[Any], *, deadline: bool) -> None:
-        """Ends the job of a caller who has left, unless it was never accepted or another caller waits for it."""
-        try:
-            if await submission is None:
-                return  # there was nothing to attach to
-        except BrokerError as error:
-            logger.info("whether job %s was accepted is unknown: %s", stream.request_id, error)
-        except Exception:
-            return  # refused: there is no job of ours
-        until = time.monotonic() + END_PATIENCE_S
-        pause = 0.1
-        while not self._relay.shared(stream):
-            try:
-                await self._finish(stream.request_id, deadline=deadline)
-                return
-            except BrokerError as error:
-                if time.monotonic() > until:
-                    logger.error("job %s could not be ended: %s", stream.request_id, error)
-                    return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
-
-    async def _finish(self, request_id: str, *, deadline: bool) -> Finished:
-        if not deadline:
-            return await self._jobs.cancel(request_id, gateway=self._incarnation)
-        return await self._jobs.finish(
-            request_id,
-            finish=inference_pb2.ERROR,
-            failure=job_pb2.FAILURE_DEADLINE,
-            error="the client's deadline passed",
-            expect_gateway=self._incarnation,
-        )
 
 
 def _deadline_passed(context: Context) -> bool:

@@ -28,6 +28,7 @@ from kvstore.orphans import Reaper
 from kvstore.queues import QueueInfo
 from kvstore.records import (
     RECORD_FIELDS,
+    Attached,
     Claim,
     Commit,
     Committed,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RETENTION_S",
+    "Attached",
     "Claim",
     "Commit",
     "Committed",
@@ -90,6 +92,7 @@ class Jobs:
         worker: str,
         worker_incarnation: str,
         gateway: str,
+        caller: str = "",
         deadline_ms: int | None,
         max_queue: int,
         prefill: int = 0,
@@ -98,11 +101,12 @@ class Jobs:
     ) -> Submitted:
         """Hands a job to a worker, once.
 
-        ``digest`` names the client's payload; ``deadline_ms`` is the time left, in milliseconds. ``predicted`` tokens
-        of the prompt are expected in the worker's cache, ``prefill`` are not and are charged to its load until the
-        job's first delivery; ``route`` is the octavo.v1.RouteRecord of the decision, empty: none is kept. Raises
-        RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: submit it
-        again or cancel it) and ValueError for a job that no gateway should let through.
+        ``digest`` names the client's payload, ``caller`` its call (empty: one of its own); ``deadline_ms`` is the time
+        left, in milliseconds. ``predicted`` tokens of the prompt are expected in the worker's cache, ``prefill`` are
+        not and are charged to its load until the job's first delivery; ``route`` is the octavo.v1.RouteRecord of the
+        decision, empty: none is kept. Raises RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written),
+        BrokerUnreachable (unknown: submit it again or cancel it) and ValueError for a job that no gateway should let
+        through.
         """
         return await submissions.submit(
             self._broker,
@@ -111,6 +115,7 @@ class Jobs:
             worker=worker,
             worker_incarnation=worker_incarnation,
             gateway=gateway,
+            caller=caller,
             deadline_ms=deadline_ms,
             max_queue=max_queue,
             prefill=prefill,
@@ -118,13 +123,13 @@ class Jobs:
             route=route,
         )
 
-    async def attach(self, request_id: str, *, digest: bytes, gateway: str) -> bool:
-        """Points the job of that id, if there is one, at this gateway; whether there is one.
+    async def attach(self, request_id: str, *, digest: bytes, gateway: str, caller: str = "") -> Attached | None:
+        """Points the job of that id at this gateway, and at this call of a client; None if there is no such job.
 
         Works for a job that has ended, for as long as its log is kept, and whatever became of its worker. May be
         repeated. Raises RequestIdTaken when the job is another payload's.
         """
-        return await submissions.attach(self._broker, request_id, digest, "", gateway) is not None
+        return await submissions.attach(self._broker, request_id, digest, caller, gateway)
 
     async def next_entries(
         self, blocking_client: Redis, worker: str, incarnation: str, count: int, block_ms: int
@@ -235,6 +240,7 @@ class Jobs:
         error: str,
         expect_attempt: int | None = None,
         expect_gateway: str | None = None,
+        expect_caller: str | None = None,
     ) -> Finished:
         """Ends a job from outside, once, with all of its choices that are still open.
 
@@ -251,18 +257,15 @@ class Jobs:
                 "" if expect_attempt is None else expect_attempt,
                 "" if expect_gateway is None else expect_gateway,
                 secrets.token_hex(8),
+                expect_caller or "",
             ],
         )
         return Finished(answer.decode())
 
-    async def cancel(self, request_id: str, *, gateway: str | None = None) -> Finished:
-        """``finish`` with CANCELLED; with ``gateway``, only while the job is that gateway's."""
+    async def cancel(self, request_id: str, *, caller: str | None = None) -> Finished:
+        """``finish`` with CANCELLED; with ``caller``, only while that call is the last one that asked for the job."""
         return await self.finish(
-            request_id,
-            finish=inference_pb2.CANCELLED,
-            failure=job_pb2.FAILURE_NONE,
-            error="",
-            expect_gateway=gateway,
+            request_id, finish=inference_pb2.CANCELLED, failure=job_pb2.FAILURE_NONE, error="", expect_caller=caller
         )
 
     async def get(self, request_id: str) -> JobRecord | None:

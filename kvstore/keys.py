@@ -7,7 +7,9 @@ touch several keys. ``<worker>`` is a worker's id, ``<incarnation>`` one life of
 name                            type                what
 ==============================  ==================  ===================================================================
 ``job:<request>``               hash                payload (octavo.v1.Job, until it ended), digest (of the client's
-                                                    request), submission, state (queued | running | ended), worker,
+                                                    request), caller (the client's call that asked for it last: who
+                                                    has gone ends no other one's job), state (queued | running |
+                                                    ended), worker,
                                                     worker_incarnation (submitted to, later: that claimed it), owner
                                                     (incarnation that claimed it), gateway (incarnation that wants the
                                                     answer), attempt, entry (id in the worker's stream), submitted_ms,

@@ -23,6 +23,17 @@ class Submitted(Enum):
     """The job was there already: the caller now gets its deliveries, and finds the earlier ones in the log."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A job that was there already."""
+
+    submitted: Submitted
+    worker: str
+    """Where the job is."""
+    predicted: int
+    """Prompt tokens that were expected in that worker's cache."""
+
+
 class Commit(Enum):
     """What became of one delivery."""
 
@@ -52,7 +63,7 @@ class Finished(Enum):
     UNKNOWN = "unknown"
     """No such job, or its retention is over."""
     FENCED = "fenced"
-    """It is not the attempt, or not the gateway's, that was expected."""
+    """It is not the attempt, the gateway's or the caller's that was expected."""
 
 
 class JobState(StrEnum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.limits import broken
-from kvstore.records import Submitted, charge
+from kvstore.records import Attached, Submitted, charge
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -23,6 +23,11 @@ ROUTES_TTL_MS = 24 * 3600 * 1000
 """After the last of them."""
 
 
+def new_caller() -> str:
+    """A name for one call of a client."""
+    return secrets.token_hex(8)
+
+
 async def submit(
     broker: Broker,
     job: job_pb2.Job,
@@ -31,6 +36,7 @@ async def submit(
     worker: str,
     worker_incarnation: str,
     gateway: str,
+    caller: str,
     deadline_ms: int | None,
     max_queue: int,
     prefill: int,
@@ -42,11 +48,10 @@ async def submit(
         raise ValueError("a job needs a request id and a prompt")
     if reason := broken(job):
         raise ValueError(f"no gateway lets such a job through: {reason}")
-    keys = broker.keys
-    submission = secrets.token_hex(8)
+    keys, caller = broker.keys, caller or new_caller()
     prompt = len(job.prompt_token_ids)
     args: list[Any] = [
-        *(job.SerializeToString(), digest, submission, worker, worker_incarnation, gateway),
+        *(job.SerializeToString(), digest, caller, worker, worker_incarnation, gateway),
         *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
         *(charge(job), prompt, max(job.n, 1), max(prefill, 0), max(predicted, 0)),
         *(route, min(MAX_ROUTES, MAX_ROUTES_BYTES // max(len(route), 1)), ROUTES_TTL_MS),
@@ -59,10 +64,10 @@ async def submit(
         answer, *details = await broker.script("submit", names, args)
     except BrokerFull:
         # It may be there already, from an attempt whose reply was lost or from another gateway.
-        attached = await attach(broker, job.request_id, digest, submission, gateway)
+        attached = await attach(broker, job.request_id, digest, caller, gateway)
         if attached is None:
             raise
-        return attached
+        return attached.submitted
     if answer == b"taken":
         raise RequestIdTaken(job.request_id)
     if answer == b"full":
@@ -72,13 +77,19 @@ async def submit(
     return Submitted(answer.decode())
 
 
-async def attach(broker: Broker, request_id: str, digest: bytes, submission: str, gateway: str) -> Submitted | None:
-    """None: there is no such job. ACCEPTED: it came with this submission."""
+async def attach(broker: Broker, request_id: str, digest: bytes, caller: str, gateway: str) -> Attached | None:
+    """None: there is no such job. ACCEPTED: this caller asked for it last."""
     names = [broker.keys.job(request_id)]
-    (answer,) = await broker.script("attach", names, [digest, submission, gateway])
+    answer, *details = await broker.script("attach", names, [digest, caller or new_caller(), gateway])
     if answer == b"taken":
         raise RequestIdTaken(request_id)
-    return None if answer == b"unknown" else Submitted(answer.decode())
+    if answer == b"unknown":
+        return None
+    worker, predicted = details
+    # What is no number was not written by us.
+    return Attached(
+        Submitted(answer.decode()), worker.decode(errors="replace"), int(predicted) if predicted.isdigit() else 0
+    )
 
 
 def _bounded(deadline_ms: int) -> int:

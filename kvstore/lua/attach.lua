@@ -2,10 +2,8 @@
 -- The part of submit.lua that needs no worker and no memory: find out that the job is there already.
 --
 -- KEYS 1 job
--- ARGV 1 digest   2 submission   3 gateway
--- Returns {'accepted'}, {'attached'}, {'taken'} or {'unknown'}.
---
--- ARGV 2 is '' where nothing was submitted yet.
+-- ARGV 1 digest   2 caller (random, one per call of a client)   3 gateway
+-- Returns {'accepted', ...}, {'attached', worker, predicted}, {'taken'} or {'unknown'}.
 --
 -- Races closed: submit.lua was executed, its reply was lost, and the server was full before the retry: without this the
 -- caller would be told "full" about a job that runs. And a job outlives the readiness of its worker, and its log outlives

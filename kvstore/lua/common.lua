@@ -126,9 +126,9 @@ local function held_count(held)
   return count
 end
 
--- Points a job that exists at the gateway that asks for it. nil: there is no such job.
-local function attach(job, digest, submission, gateway)
-  local seen = redis.pcall('HMGET', job, 'digest', 'submission')
+-- Points a job that exists at the call that asks for it. nil: there is no such job.
+local function attach(job, digest, caller, gateway)
+  local seen = redis.pcall('HMGET', job, 'digest', 'caller', 'worker', 'predicted')
   if seen.err then
     return {'taken'}
   end
@@ -138,9 +138,6 @@ local function attach(job, digest, submission, gateway)
   if seen[1] ~= digest then
     return {'taken'}
   end
-  redis.call('HSET', job, 'gateway', gateway)
-  if seen[2] == submission then
-    return {'accepted'}
-  end
-  return {'attached'}
+  redis.call('HSET', job, 'gateway', gateway, 'caller', caller)
+  return {seen[2] == caller and 'accepted' or 'attached', seen[3] or '', seen[4] or '0'}
 end

@@ -4,20 +4,23 @@
 -- KEYS 1 job   2 log
 -- ARGV 1 group   2 what all names begin with   3 retention in ms   4 finish   5 octavo.v1.Deliveries to write
 --      6 expected attempt, '' for any   7 expected gateway, '' for any   8 finisher (random, one per call of finish())
+--      9 expected caller, '' for any
 -- Returns 'ended', 'already', 'unknown' or 'fenced'.
 --
 -- Races closed: of several finishes and the worker's own last chunk exactly one is written; a finish repeated after a
--- lost reply is told 'ended' again; a gateway cannot cancel a job that another one has attached to meanwhile.
+-- lost reply is told 'ended' again; nobody cancels a job that somebody else has asked for meanwhile: a gateway
+-- names the call that it ends the job for.
 -- Stream and load are named by the job, see end_from_outside.
 local seen = redis.pcall('HMGET', KEYS[1], 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge',
-  'prefill', 'choices', 'state', 'attempt', 'finisher')
+  'prefill', 'choices', 'state', 'attempt', 'finisher', 'caller')
 if seen.err or not seen[9] then
   return 'unknown'
 end
 if seen[9] == 'ended' then
   return seen[11] == ARGV[8] and 'ended' or 'already'
 end
-if (ARGV[6] ~= '' and seen[10] ~= ARGV[6]) or (ARGV[7] ~= '' and seen[4] ~= ARGV[7]) then
+if (ARGV[6] ~= '' and seen[10] ~= ARGV[6]) or (ARGV[7] ~= '' and seen[4] ~= ARGV[7])
+  or (ARGV[9] ~= '' and seen[12] ~= ARGV[9]) then
   return 'fenced'
 end
 redis.call('HSET', KEYS[1], 'finisher', ARGV[8])

@@ -2,15 +2,15 @@
 -- Accepts a job: hash, load and stream entry, or nothing. No allow-oom flag: a full server refuses it as a whole.
 --
 -- KEYS 1 job   2 log   3 stream   4 lease   5 load   6 routes
--- ARGV 1 payload       2 digest of the client's request     3 submission (random, one per call of submit())
+-- ARGV 1 payload       2 digest of the client's request     3 caller (random, one per call of a client)
 --      4 worker        5 its incarnation                    6 gateway
 --      7 time left in ms, '' for no deadline                8 bound of the stream
 --      9 charge in tokens     10 prompt tokens     11 choices
 --      12 of its prompt, tokens charged as not cached     13 tokens predicted as cached
 --      14 octavo.v1.RouteRecord or ''     15 about how many of them are kept   16 for how long, in ms
--- Returns {'accepted'}, {'attached'}, {'taken'}, {'full', depth} or {'gone', why}.
+-- Returns {'accepted'}, {'attached', worker, predicted}, {'taken'}, {'full', depth} or {'gone', why}.
 --
--- Races closed: a retry after a lost reply finds its own submission and is told 'accepted' again; two gateways with one
+-- Races closed: a retry after a lost reply finds its own caller and is told 'accepted' again; two gateways with one
 -- request id get one job; the worker cannot be replaced, or be declared dead and its stream dropped, between the look
 -- at its lease and the entry; many gateways together cannot exceed the stream's bound.
 local job, log, stream, lease, load, routes = unpack(KEYS, 1, 6)
@@ -38,7 +38,7 @@ local now = now_ms()
 -- What an earlier life of this id may have left, should the two ever have lost their common expiry.
 redis.call('DEL', job, log)
 local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job:(.*)$'))
-redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'submission', ARGV[3], 'state', 'queued',
+redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'caller', ARGV[3], 'state', 'queued',
   'worker', ARGV[4], 'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
   'submitted_ms', int(now), 'choices', ARGV[11], 'open', ARGV[11], 'charge', ARGV[9], 'prefill', ARGV[12],
   'prompt_tokens', ARGV[10], 'predicted', ARGV[13], 'cached_tokens', '0')

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import submissions
 from kvstore.errors import QueueFull, RequestIdTaken, WorkerGone
-from kvstore.jobs import Commit, Committed, Finished, Jobs, JobState, Submitted
+from kvstore.jobs import Attached, Commit, Committed, Finished, Jobs, JobState, Submitted
 from kvstore.keys import GROUP
 from kvstore.registry import DRAINING, Load, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
@@ -125,18 +125,19 @@ async def test_attempts_count_claims_not_reads(stage: Stage) -> None:
 
 async def test_same_payload_attaches_and_takes_the_delivery_over(stage: Stage, broker: Broker) -> None:
     worker = await stage.worker()
-    await stage.running("r1", worker)
+    await stage.submit("r1", worker, caller="first")
+    await stage.claim(worker)
     assert await stage.commit(worker, chunk("r1", 0, [5])) == [Commit.WRITTEN]
     other = new_incarnation()
     async with Ear(broker, stage.gateway) as old, Ear(broker, other) as new:
-        assert await stage.submit("r1", worker, gateway=other) is Submitted.ATTACHED
+        assert await stage.submit("r1", worker, gateway=other, caller="second") is Submitted.ATTACHED
         assert await stage.commit(worker, chunk("r1", 1, [6])) == [Commit.WRITTEN]
         assert await new.deliveries() == [chunk("r1", 1, [6])]
         assert old.silent()
     assert await stage.load(worker) == (1, 10)
     assert await broker.call("XLEN", broker.keys.jobs("w0")) == 1
-    assert await stage.jobs.cancel("r1", gateway=stage.gateway) is Finished.FENCED
-    assert await stage.jobs.cancel("r1", gateway=other) is Finished.ENDED
+    assert await stage.jobs.cancel("r1", caller="first") is Finished.FENCED
+    assert await stage.jobs.cancel("r1", caller="second") is Finished.ENDED
     # An ended job is attached to as well: its answer is in the log.
     assert await stage.submit("r1", worker) is Submitted.ATTACHED
     assert [delivery.chunk.start for delivery in await stage.log("r1")] == [0, 1, 0]
@@ -144,17 +145,19 @@ async def test_same_payload_attaches_and_takes_the_delivery_over(stage: Stage, b
 
 async def test_attaching_needs_no_worker(stage: Stage) -> None:
     worker = await stage.worker()
-    assert not await stage.jobs.attach("r1", digest=b"digest", gateway="g2")
+    assert await stage.jobs.attach("r1", digest=b"digest", gateway="g2") is None
     assert await stage.jobs.get("r1") is None
-    await stage.running("r1", worker)
+    await stage.submit("r1", worker, predicted=2)
+    await stage.claim(worker)
     await stage.registry.leave(worker.id, worker.incarnation)
-    assert await stage.jobs.attach("r1", digest=b"digest", gateway="g2")
+    found = await stage.jobs.attach("r1", digest=b"digest", gateway="g2", caller="second")
+    assert found == Attached(Submitted.ATTACHED, "w0", 2)
     record = await stage.record("r1")
     assert record.gateway == "g2"
     with pytest.raises(RequestIdTaken, match="r1"):
         await stage.jobs.attach("r1", digest=b"other", gateway="g3")
-    assert await stage.jobs.cancel("r1", gateway="g2") is Finished.ENDED
-    assert await stage.jobs.attach("r1", digest=b"digest", gateway="g3")
+    assert await stage.jobs.cancel("r1", caller="second") is Finished.ENDED
+    assert await stage.jobs.attach("r1", digest=b"digest", gateway="g3") == found
 
 
 async def test_another_payload_is_refused(stage: Stage) -> None:

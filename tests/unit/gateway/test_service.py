@@ -25,15 +25,17 @@ def test_a_digest_is_of_all_but_the_id() -> None:
     assert len({digest_of(each) for each in (asked, *others)}) == 5
 
 
-@pytest.mark.parametrize(("told", "shown"), [("w1", "w1"), ("", "w0")])
-def test_the_route_says_where_even_if_the_worker_does_not(told: str, shown: str) -> None:
+@pytest.mark.parametrize(("told", "shown", "predicted"), [("w0", "w0", 32), ("", "w0", 32), ("w1", "w1", 0)])
+def test_the_route_says_where_and_what_was_expected_there(told: str, shown: str, predicted: int) -> None:
+    """Nothing was, of a worker that took the job from the one it was sent to."""
     batch = [
         Delivery(chunk=Chunk(token_ids=[1]), route=Route(worker=told, queue_ms=5)),
         Delivery(chunk=Chunk(choice=1, token_ids=[2], finish=1), usage=Usage(completion_tokens=2)),
     ]
     sent = Sent(Submitted.ACCEPTED, "w0", predicted=32)
     response = response_of("r", batch, sent, None)
-    assert (response.request_id, response.route) == ("r", Route(worker=shown, queue_ms=5, predicted_cached_tokens=32))
+    expected = Route(worker=shown, queue_ms=5, predicted_cached_tokens=predicted)
+    assert (response.request_id, response.route) == ("r", expected)
     assert list(response.chunks) == [delivery.chunk for delivery in batch]
     assert not response.HasField("usage")
     assert response_of("r", batch[1:], sent, Usage(completion_tokens=9)).usage.completion_tokens == 9
