@@ -269,6 +269,16 @@ def _check(runner: HfRunner, files: ModelFiles, swapped: Swapped) -> None:
         swapped.digests["logits"] = probe.digest([ours])
 
 
+def _device(device: torch.device) -> str | list[str]:
+    """What else the bits depend on: a CPU's are probed at load, those of CUDA are its libraries' and chip's own."""
+    if device.type == "cpu":
+        return device.type
+    chip = torch.cuda.get_device_properties(device)
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    versions = (torch.__version__, torch.version.cuda, cudnn)
+    return [device.type, chip.name, f"{chip.major}.{chip.minor}", *map(str, versions)]
+
+
 def _fingerprint(files: ModelFiles, model: PreTrainedModel, digests: dict[str, str]) -> str:
     config = model.config.to_diff_dict()
     for name in ("_name_or_path", "transformers_version", "architectures", "dtype", "use_cache"):
@@ -278,7 +288,7 @@ def _fingerprint(files: ModelFiles, model: PreTrainedModel, digests: dict[str, s
         "weights": files.digest,
         "config": config,
         "dtype": files.dtype_name,
-        "device": files.device.type,
+        "device": _device(files.device),
         "computed": digests,
         "tokenizer": hashlib.sha256(files.tokenizer_json).hexdigest(),
         "tokenizer_config": hashlib.sha256(files.tokenizer_config).hexdigest(),

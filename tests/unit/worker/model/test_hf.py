@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -260,3 +261,30 @@ class TestFingerprint:
         ]
         made = {hf.load(given, num_blocks=4, block_size=16, progress=lambda _: None).fingerprint for given in changed}
         assert len(made) == len(changed)
+
+    @pytest.mark.parametrize("other", ["chip", "capability", "torch", "cuda", "cudnn"])
+    def test_on_cuda_it_differs_with_chip_and_libraries(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        chip: dict[str, object] = {"name": "H200", "major": 9, "minor": 0}
+
+        def described(_: torch.device) -> SimpleNamespace:
+            return SimpleNamespace(**chip)
+
+        monkeypatch.setattr(torch.cuda, "get_device_properties", described)
+        before = hf._device(torch.device("cuda", 0))
+        assert before == hf._device(torch.device("cuda", 1)), "two of a kind"
+        if other == "chip":
+            chip["name"] = "H100"
+        elif other == "capability":
+            chip["minor"] = 1
+        elif other == "torch":
+            monkeypatch.setattr(torch, "__version__", "0.1")
+        elif other == "cuda":
+            monkeypatch.setattr(torch.version, "cuda", "0.1")
+        elif other == "cudnn":
+            monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
+        assert hf._device(torch.device("cuda", 0)) != before
+
+    def test_what_computes_is_part_of_it(self, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        before = tiny.runner(models["gpt2"], torch.float32).fingerprint
+        monkeypatch.setattr(hf, "_device", lambda _: ["cuda", "H200"])
+        assert tiny.runner(models["gpt2"], torch.float32).fingerprint != before
