@@ -205,7 +205,9 @@ class Fetch:
         if left <= 0:
             metrics.miss(LATE)
             return None
-        values = await client.call(lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=min(left, CALL_S))
+        values = await client.call(
+            lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=min(left, CALL_S)
+        )
         if values is None:
             metrics.miss(LATE if time.monotonic() >= until else UNREACHABLE)
             return None
@@ -233,6 +235,9 @@ class Fetch:
                     raise PageInvalid(Fault.PLACE)
             except PageInvalid as fault:
                 return pages, fault
+            except Exception:  # a fault of ours: this page would raise it again and again
+                logger.exception("page %s can't be read", hashes[index].hex())
+                return pages, PageInvalid(Fault.NOT_A_PAGE)
             pages.append((name, payload))
         return pages, None
 

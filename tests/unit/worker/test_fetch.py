@@ -6,71 +6,14 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from kvstore.page import names_of
-from tests.unit.worker.engine_run import BS, engine_of, request
-from tests.unit.worker.page_store import FORM, Shop
+from kvstore.page import PageFormat
+from tests.unit.worker.engine_run import BS, request
+from tests.unit.worker.fetch_world import PROMPT, World
+from tests.unit.worker.page_store import FORM
 from worker import fetch as fetching
-from worker.fetch import Fetch
 
 if TYPE_CHECKING:
     import pytest
-
-    from kvstore.page import PageName
-    from kvstore.page_store import PageRef
-    from worker.stepper import Adoption
-
-PROMPT = [*range(4, 4 + 5 * BS), 9]
-RATE = 10.0
-"""Tokens a second that are computed: so slow that fetching always pays."""
-
-
-class World:
-    """An engine that takes pages when the test lets it, and a store."""
-
-    def __init__(self, *, buffer_pages: int = 100, rate: float = RATE) -> None:
-        self.shop = Shop()
-        self.engine, _ = engine_of(64, paging=True)
-        assert self.engine.paging is not None
-        self.paging = self.engine.paging
-        self.posted: list[Adoption] = []
-        self.takes = True
-        self.used: list[PageRef] = []
-        self.fetch = Fetch(
-            self.shop.client,
-            self.engine,
-            self.paging,
-            self.adopt,
-            self.used.extend,
-            lambda: rate,
-            buffer_pages * FORM.page_bytes,
-        )
-        self.names = self.names_of(PROMPT)
-
-    def names_of(self, prompt: list[int], salt: str = "") -> list[PageName]:
-        return names_of(self.engine.root_of(salt), tuple(prompt), BS)
-
-    def adopt(self, adoption: Adoption) -> None:
-        self.posted.append(adoption)
-        if self.takes:
-            self.take()
-
-    def take(self) -> None:
-        """The engine's thread takes what it was given."""
-        for adoption in self.posted:
-            adoption.taken(self.paging.adopt(adoption.names, adoption.payloads, evict=adoption.evict))
-        self.posted.clear()
-
-    def store(self, *indexes: int) -> None:
-        for index in indexes:
-            name = self.names[index]
-            self.shop.store.values[name.hash] = FORM.encode(name, bytes([index]) * FORM.page_bytes)
-
-    def offered(self) -> list[int]:
-        return [index for index, name in enumerate(self.names) if self.paging.offers(name.hash)]
-
-    async def prepare(self, **changes: object) -> None:
-        async with asyncio.timeout(10):
-            await self.fetch.prepare(self.fetch.lacking(request("a", PROMPT, **changes)))  # type: ignore[arg-type]
 
 
 async def test_what_the_pool_lacks_is_fetched_and_nothing_else() -> None:
@@ -125,6 +68,22 @@ async def test_a_damaged_page_is_counted_and_deleted(monkeypatch: pytest.MonkeyP
     assert world.shop.misses() == {"checksum": 1}
     assert wrong not in world.shop.store.values
     assert world.shop.store.calls == ["covered", "fetch", "fetch", "drop"]
+
+
+async def test_a_page_that_makes_the_reader_fail_is_deleted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.store(0, 1, 2)
+    read, wrong = PageFormat.read, world.names[1]
+
+    def failing(form: PageFormat, value: bytes) -> object:
+        name, payload = read(form, value)
+        return (name, payload) if name != wrong else 1 // 0
+
+    monkeypatch.setattr(PageFormat, "read", failing)
+    await world.prepare()
+    assert world.offered() == [0]
+    assert world.shop.misses() == {"absent": 1, "not_a_page": 1}
+    assert wrong.hash not in world.shop.store.values
 
 
 async def test_prompts_that_are_scored_are_computed_and_tenants_do_not_meet() -> None:
@@ -257,39 +216,3 @@ async def test_a_request_that_waits_too_long_for_pages_is_computed(monkeypatch: 
     assert world.fetch.break_even.fetch_tok_s > 60  # waiting for the engine is not fetching: that would be 24
     world.take()
     assert world.offered() == [0, 1]
-
-
-async def test_the_hottest_go_into_free_blocks_while_there_are_no_jobs() -> None:
-    world = World()
-    world.store(0, 1, 2, 3, 4)
-    busy = [True, True, False]
-    seen: list[bool] = []
-
-    def is_busy() -> bool:
-        seen.append(busy[min(len(seen), 2)])
-        return seen[-1]
-
-    assert await world.fetch.fetch_hottest(3, is_busy, time.monotonic() + 10) == 3
-    assert seen == busy
-    assert world.offered() == [0, 1, 2]
-    assert await world.fetch.fetch_hottest(0, is_busy, time.monotonic() + 10) == 0
-    assert await world.fetch.fetch_hottest(5, is_busy, time.monotonic() - 1) == 0
-    assert world.offered() == [0, 1, 2]
-
-
-async def test_a_busy_worker_does_not_fetch_them_at_all() -> None:
-    world = World()
-    world.store(0, 1)
-    assert await world.fetch.fetch_hottest(5, lambda: True, time.monotonic() + 0.3) == 0
-    assert world.shop.store.calls == ["hottest"]
-
-
-async def test_the_hottest_that_are_damaged_or_without_a_beginning_are_left_out() -> None:
-    world = World()
-    world.store(1, 2, 0)
-    first = world.names[0].hash
-    world.shop.store.values[first] = world.shop.store.values[first].replace(b"octavo", b"OCTAVO")
-    await world.fetch.fetch_hottest(5, lambda: False, time.monotonic() + 10)
-    assert world.offered() == []
-    assert world.shop.misses() == {"not_a_page": 1}
-    world.engine.check_integrity()
