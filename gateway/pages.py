@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -26,9 +27,16 @@ logger = logging.getLogger(__name__)
 LIMIT_S: Final = 0.1
 """How long the store may take. Without it a job is only placed worse, but it must not wait."""
 ALONE_S: Final = 5.0
-"""After a failure the store is left alone for so long."""
+"""After an error the store is left alone for so long."""
+SLOW_S: Final = 0.5
+"""And so long when it did not answer in time: it may have been busy for once, but a crowd must not wait for it."""
 MOST_QUESTIONS: Final = 4
-"""One for each place where some worker's part of the prompt ends; of more, the first ones."""
+"""One for each place where some worker's part of the prompt ends; of more, those of the workers that hold most."""
+MOST_BLOCKS: Final = 4096
+"""That one question asks for; a store that has all of them is not asked for more."""
+AT_A_TIME: Final = 4
+"""Questions that are under way together: as many as a store has connections. What waits for its turn here does not
+wait for the store."""
 # Of a store that is only read; how old its pages may be is for those who write them.
 _LIMITS: Final = PageLimits(budget=1 << 62, ttl_s=10.0 * 365 * 86_400)
 
@@ -68,7 +76,8 @@ class Stored:
         self._limit_s = limit_s
         self._clock = clock
         self._outage = Outage(logger, "asking the store of pages")
-        self._again = 0.0
+        self._again = -math.inf
+        self._turns = asyncio.Semaphore(AT_A_TIME)
 
     async def look(
         self, workers: Sequence[WorkerInfo], hashes: PromptHashes, held: Mapping[str, int]
@@ -81,16 +90,9 @@ class Stored:
                 questions[each.fingerprint, each.block_size, held[each.id]].append(each)
         if not questions or self._clock() < self._again:
             return {}
-        asked = sorted(questions)[:MOST_QUESTIONS]
-        chains = [hashes.of(questions[question][0])[question[2] :] for question in asked]
-        try:
-            async with asyncio.timeout(self._limit_s):
-                found = await asyncio.gather(*(map(self._covered, asked, chains)))
-        except (TimeoutError, KvError) as error:
-            self._outage.failed("no answer in time" if isinstance(error, TimeoutError) else error)
-            self._again = self._clock() + ALONE_S
-            return {}
-        self._outage.worked()
+        asked = sorted(questions, key=lambda question: question[2], reverse=True)[:MOST_QUESTIONS]
+        chains = [hashes.of(questions[each][0])[each[2] : each[2] + MOST_BLOCKS] for each in asked]
+        found = await asyncio.gather(*(map(self._covered, asked, chains)))
         return {each.id: blocks for question, blocks in zip(asked, found, strict=True) for each in questions[question]}
 
     async def close(self) -> None:
@@ -98,4 +100,20 @@ class Stored:
         await self._store.close()
 
     async def _covered(self, question: tuple[str, int, int], chain: Sequence[BlockHash]) -> int:
-        return await self._store.covered(question[0], chain)
+        """0 when the store can't be asked, or could not a moment ago."""
+        async with self._turns:
+            if self._clock() < self._again:
+                return 0
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    blocks = await self._store.covered(question[0], chain)
+            except TimeoutError:
+                self._outage.failed("no answer in time")
+                self._again = self._clock() + SLOW_S
+            except KvError as error:
+                self._outage.failed(error)
+                self._again = self._clock() + ALONE_S
+            else:
+                self._outage.worked()
+                return blocks
+            return 0

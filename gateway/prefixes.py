@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,10 +30,15 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS: Final = 1 << 17
 """Of a prompt that are looked for: what is longer is a hit as far as that at least."""
-SHORT: Final = 16_384
-"""Tokens of a prompt that is hashed at once, in a millisecond or two; a longer one in a thread."""
+HASHED_AT_ONCE: Final = 4096
+"""Tokens, counted for each kind of worker, that are hashed on the spot, in a millisecond or two; more in a thread."""
 MATCH_S: Final = 0.25
 """How long the index may take. Without it a job is only placed worse, but it must not wait."""
+AT_A_TIME: Final = 16
+"""Looks at the index that are under way together. More of them would wait for each other on their way to the broker,
+and mistake that for its being slow."""
+ALONE_S: Final = 1.0
+"""After a failure the index is left alone for so long: the next look would most likely wait in vain as well."""
 DEGRADED: Final = "degraded"
 """What the lease of a worker says whose part of the index is being repaired."""
 
@@ -78,7 +85,7 @@ class PromptHashes:
         missing = {kind_of(each) for each in workers} - self._by_kind.keys()
         if not missing:
             return
-        if len(self._job.prompt_token_ids) > SHORT:
+        if min(len(self._job.prompt_token_ids), MOST_TOKENS) * len(missing) > HASHED_AT_ONCE:
             self._by_kind |= await asyncio.to_thread(self._compute, missing)
         else:
             self._by_kind |= self._compute(missing)
@@ -96,12 +103,21 @@ class Looks:
     """Reads index and loads for decisions."""
 
     def __init__(
-        self, index: PrefixIndex, registry: Registry, pages: Stored | None = None, *, limit_s: float = MATCH_S
+        self,
+        index: PrefixIndex,
+        registry: Registry,
+        pages: Stored | None = None,
+        *,
+        limit_s: float = MATCH_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
         self._registry = registry
         self._pages = pages
         self._limit_s = limit_s
+        self._clock = clock
+        self._turns = asyncio.Semaphore(AT_A_TIME)
+        self._again = -math.inf
         self._outage = Outage(logger, "reading the prefix index")
 
     async def look(
@@ -120,22 +136,29 @@ class Looks:
             seen = {worker: Seen(0, load) for worker, load in (await self._registry.loads(workers)).items()}
         held = _most(before, {worker: each.blocks for worker, each in seen.items()})
         stored = await self._pages.look(workers, hashes, held) if self._pages is not None else {}
-        # And what was promised meanwhile.
-        return View({worker: each.load for worker, each in seen.items()}, _most(held, promised()), stored, index)
+        # And what was promised meanwhile: what it has of that in the store as well counts once.
+        now = _most(held, promised())
+        stored = {worker: max(0, blocks - (now[worker] - held[worker])) for worker, blocks in stored.items()}
+        return View({worker: each.load for worker, each in seen.items()}, now, stored, index)
 
     async def _seen(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen] | None:
-        """None when the index can't be read."""
-        try:
-            async with asyncio.timeout(self._limit_s):
-                seen = await self._match(workers, hashes)
-        except TimeoutError:
-            self._outage.failed("no answer in time")
-        except BrokerError as error:
-            self._outage.failed(error)
-        else:
-            self._outage.worked()
-            return seen
-        return None
+        """None when the index can't be read, or could not a moment ago."""
+        # The time until it is our turn is not the index's: outside the limit.
+        async with self._turns:
+            if self._clock() < self._again:
+                return None
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    seen = await self._match(workers, hashes)
+            except TimeoutError:
+                self._outage.failed("no answer in time")
+            except BrokerError as error:
+                self._outage.failed(error)
+            else:
+                self._outage.worked()
+                return seen
+            self._again = self._clock() + ALONE_S
+            return None
 
     async def _match(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen]:
         """One call; more only where workers of one fingerprint have blocks of several sizes."""

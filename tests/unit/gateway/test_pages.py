@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.pages import ALONE_S, PlaceError, Stored, open_store
+from gateway.pages import ALONE_S, AT_A_TIME, MOST_BLOCKS, MOST_QUESTIONS, SLOW_S, PlaceError, Stored, open_store
 from gateway.prefixes import PromptHashes
+from kvstore.errors import KvError
 from kvstore.page_dir import DirPages
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageRef, StoredPage
@@ -34,12 +35,14 @@ class Counting(DirPages):
     """Notes how many hashes it is asked for each time."""
 
     asked: tuple[int, ...] = ()
-    broken = False
+    trouble: str | None = None
 
     async def covered(self, fingerprint: str, hashes: Sequence[BlockHash]) -> int:
         self.asked += (len(hashes),)
-        if self.broken:
+        if self.trouble == "slow":
             await asyncio.Event().wait()
+        if self.trouble == "error":
+            raise KvError("damaged")
         return await super().covered(fingerprint, hashes)
 
 
@@ -77,18 +80,65 @@ async def test_nobody_asks_for_who_would_not_fetch(tmp_path: Path) -> None:
         assert await Stored(store).look([unmeasured], hashes, {"w2": 0}) == {}
 
 
-async def test_a_store_that_does_not_answer_is_left_alone_for_a_while(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trouble", "alone_s"), [("slow", SLOW_S), ("error", ALONE_S)])
+async def test_a_store_in_trouble_is_left_alone_for_a_while(tmp_path: Path, trouble: str, alone_s: float) -> None:
     now = 100.0
     async with storing(tmp_path, 0, 1) as (store, hashes):
         stored = Stored(store, limit_s=0.01, clock=lambda: now)
-        store.broken = True
+        store.trouble = trouble
         for _ in range(3):
-            assert await stored.look([worker("w0")], hashes, {"w0": 0}) == {}
+            assert not any((await stored.look([worker("w0")], hashes, {"w0": 0})).values())
         assert store.asked == (10,)
-        store.broken = False
-        now += ALONE_S
+        store.trouble = None
+        now += alone_s
         stored._limit_s = 10.0
         assert await stored.look([worker("w0")], hashes, {"w0": 0}) == {"w0": 2}
+
+
+class OneAtATime:
+    """A store that takes 10 ms for each question, which no other one shortens."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.under_way = self.most = 0
+
+    async def covered(self, fingerprint: str, hashes: Sequence[BlockHash]) -> int:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            async with self.lock:
+                await asyncio.sleep(0.01)
+        finally:
+            self.under_way -= 1
+        return len(hashes)
+
+
+async def test_a_crowd_does_not_make_the_store_slow() -> None:
+    """What waits for its turn in the gateway does not count as the store's time."""
+    store = OneAtATime()
+    stored = Stored(store, limit_s=1.0)  # type: ignore[arg-type]
+    hashes = PromptHashes(JOB)
+    await hashes.prepare([worker("w0")])
+    found = await asyncio.gather(*(stored.look([worker("w0")], hashes, {"w0": 0}) for _ in range(150)))
+    assert found == [{"w0": 10}] * 150
+    assert store.most == AT_A_TIME
+
+
+async def test_of_many_questions_those_are_asked_whose_workers_hold_most(tmp_path: Path) -> None:
+    async with storing(tmp_path, *range(10)) as (store, hashes):
+        workers = [worker(f"w{index}") for index in range(6)]
+        held = {f"w{index}": index for index in range(6)}
+        found = await Stored(store).look(workers, hashes, held)
+        assert found == {f"w{index}": 10 - index for index in range(2, 6)}
+        assert len(found) == MOST_QUESTIONS
+
+
+async def test_a_question_is_of_so_many_blocks_at_most(tmp_path: Path) -> None:
+    async with storing(tmp_path, 0) as (store, _):
+        hashes = PromptHashes(job_pb2.Job(prompt_token_ids=[1] * (MOST_BLOCKS + 2) * 16))
+        await hashes.prepare([worker("w0")])
+        await Stored(store).look([worker("w0")], hashes, {"w0": 1})
+        assert store.asked == (MOST_BLOCKS,)
 
 
 async def test_where_pages_are(tmp_path: Path) -> None:
