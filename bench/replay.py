@@ -96,7 +96,7 @@ def candidate_of(each: fleet_pb2.Candidate) -> Candidate:
         incarnation=each.incarnation,
         state=READY,
         kind=each.incarnation,
-        load=Load(each.jobs, each.tokens, each.prefill_tokens),
+        load=Load(each.jobs, each.tokens, each.prefill_tokens, each.sequences),
         rates=Rates(
             prefill_tok_s=each.prefill_tokens_per_s,
             step_s=each.step_ms / 1000,

@@ -124,14 +124,14 @@ def cost(work: Work, candidate: Candidate) -> Cost:
     """Of giving the job to the candidate."""
     rates, load = candidate.rates, candidate.load
     computed = work.prompt - cached(work, candidate)
-    running = min(load.jobs, candidate.max_running) if candidate.max_running else load.jobs
+    running = min(load.sequences, candidate.max_running) if candidate.max_running else load.sequences
     # What is shared by many is charged to each, and answers at their maximum, so that charges alone would fill a pool
     # that is nearly empty. What the worker told of itself is a second old, but it can't be more than what is charged.
     occupied = min(load.tokens, candidate.used + load.prefill)
     short = 0.0
     """What does not fit, as a share of what fits."""
     if candidate.max_running:
-        short = max(short, (load.jobs + work.choices) / candidate.max_running - 1)
+        short = max(short, (load.sequences + work.choices) / candidate.max_running - 1)
     if candidate.kv_tokens and occupied:
         short = max(short, (occupied + computed - candidate.kv_tokens) / min(occupied, candidate.kv_tokens))
     # As long as an answer takes, all that runs now makes place once.

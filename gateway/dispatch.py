@@ -176,7 +176,7 @@ class Dispatch:
             target = decision.chosen.candidate
             self._note(job.model, target.worker)
             predicted = cached(work, target)
-            load = Load(1, charge(job), work.prompt - predicted)
+            load = Load(1, charge(job), work.prompt - predicted, work.choices)
             chosen = next(each for each in workers if each.incarnation == target.incarnation)
             return Booking(
                 *(decision, target, predicted, view.index),

@@ -80,7 +80,12 @@ class Pending:
 
 def added(one: Load, other: Load) -> Load:
     """Two loads of a worker together."""
-    return Load(one.jobs + other.jobs, one.tokens + other.tokens, one.prefill + other.prefill)
+    return Load(
+        jobs=one.jobs + other.jobs,
+        tokens=one.tokens + other.tokens,
+        prefill=one.prefill + other.prefill,
+        sequences=one.sequences + other.sequences,
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gateway.cost import cached
 from octavo.v1 import fleet_pb2
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def record_of(decision: Decision, request_id: str, index: Index, unix_ms: int) -
         candidates=[_candidate(each) for each in kept],
         chosen=next(index for index, each in enumerate(kept) if each is chosen),
         decided_unix_ms=unix_ms,
+        predicted_cached_tokens=cached(work, chosen.candidate),
     )
 
 
@@ -46,6 +48,7 @@ def _candidate(considered: Considered) -> fleet_pb2.Candidate:
         held_tokens=each.held,
         stored_tokens=each.stored,
         jobs=each.load.jobs,
+        sequences=each.load.sequences,
         tokens=each.load.tokens,
         prefill_tokens=each.load.prefill,
         prefill_tokens_per_s=each.rates.prefill_tok_s,

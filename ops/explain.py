@@ -90,19 +90,13 @@ def story(found: fleet_pb2.ExplainResponse) -> list[str]:
     else:
         chosen = route.candidates[route.chosen]
         lines.append(f"sent to {chosen.worker} by policy {route.policy}; prefix index {route.index}")
-        expected = min(chosen.held_tokens + fetched(chosen), route.prompt_tokens - 1)
-        answers = f"{route.answer_tokens} tokens of answer"
-        lines.append(f"expected: {expected} of {route.prompt_tokens} prompt tokens cached, {answers}")
+        expected = f"{route.predicted_cached_tokens} of {route.prompt_tokens} prompt tokens cached"
+        lines.append(f"expected: {expected}, {route.answer_tokens} tokens of answer")
     if found.started:
         lines.append(f"found: {found.cached_tokens} of {found.prompt_tokens} prompt tokens cached")
     else:
         lines.append("found: not known before its first token")
     return lines
-
-
-def fetched(candidate: fleet_pb2.Candidate) -> int:
-    """Prompt tokens that the decision took for fetched from the page store."""
-    return candidate.stored_tokens if candidate.fetch_s else 0
 
 
 def cells(each: fleet_pb2.Candidate) -> tuple[Any, ...]:

@@ -82,7 +82,8 @@ class SimWorker:
         return count
 
     def charge(self, jobs: int, tokens: int, prefill: int) -> None:
-        self.load = Load(self.load.jobs + jobs, self.load.tokens + tokens, self.load.prefill + prefill)
+        load = self.load
+        self.load = Load(load.jobs + jobs, load.tokens + tokens, load.prefill + prefill, load.sequences + jobs)
 
     def candidate(self, job: SimJob, held: int, now: float) -> Candidate:
         if now - self.beat_s >= HEARTBEAT_S:

@@ -14,8 +14,9 @@ WORK = Work(prompt=1500, answer=50, others=100)
 IDLE = Candidate("a", "a-1", "ready", "f", Load(), RATES, max_running=8, kv_tokens=16_000)
 
 
-def charged(jobs: int = 0, tokens: int = 0, prefill: int = 0, **fields: int) -> Candidate:
-    return IDLE._replace(load=Load(jobs, tokens, prefill), **fields)
+def charged(sequences: int = 0, tokens: int = 0, prefill: int = 0, **fields: int) -> Candidate:
+    """With half as many jobs as sequences."""
+    return IDLE._replace(load=Load((sequences + 1) // 2, tokens, prefill, sequences), **fields)
 
 
 def assert_cost(candidate: Candidate, expected: Cost, work: Work = WORK) -> None:

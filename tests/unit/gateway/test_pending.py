@@ -10,7 +10,7 @@ from gateway.router import Policy, route
 from kvstore.block_hash import chain, root
 from kvstore.registry import Load
 
-TEN = Load(1, 10, 5)
+TEN = Load(1, 10, 5, 3)
 ROOT = root("f", 4)
 
 
@@ -61,7 +61,7 @@ def test_equal_charges_are_kept_apart_and_add_up() -> None:
     pending = Pending()
     reading = pending.begin_reading()
     first, second = pending.charge("a", TEN), pending.charge("a", TEN)
-    assert pending.unseen_by(reading) == {"a": added(TEN, TEN)} == {"a": Load(2, 20, 10)}
+    assert pending.unseen_by(reading) == {"a": added(TEN, TEN)} == {"a": Load(2, 20, 10, 6)}
     pending.settle(first, applied=False)
     assert pending.unseen_by(reading) == {"a": TEN}
     pending.settle(second, applied=True)

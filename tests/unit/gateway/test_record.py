@@ -18,7 +18,7 @@ RATES = Rates(prefill_tok_s=500.0, step_s=0.25, sequence_s=0.125, fetch_tok_s=10
 
 def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() -> None:
     held = Candidate(
-        "a", "a-1", "ready", "f", Load(1, 700, 250), RATES, 512, 256, max_running=8, kv_tokens=4096, used=48
+        "a", "a-1", "ready", "f", Load(1, 700, 250, 2), RATES, 512, 256, max_running=8, kv_tokens=4096, used=48
     )
     full = Candidate("b", "b-1", "ready", "f", Load(9, 9, 9), RATES)
     work = Work(prompt=1000, answer=4, others=8, choices=2)
@@ -31,6 +31,7 @@ def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() ->
         1234,
     )
     assert (record.prompt_tokens, record.answer_tokens, record.choices, record.mean_answer_tokens) == (1000, 8, 2, 8)
+    assert record.predicted_cached_tokens == 512 + 256
     assert (record.chosen, [each.verdict for each in record.candidates]) == (1, ["full", "chosen"])
     assert record.candidates[1] == fleet_pb2.Candidate(
         worker="a",
@@ -38,6 +39,7 @@ def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() ->
         held_tokens=512,
         stored_tokens=256,
         jobs=1,
+        sequences=2,
         tokens=700,
         prefill_tokens=250,
         prefill_tokens_per_s=500,
@@ -51,7 +53,7 @@ def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() ->
         wait_s=0.5,
         prefill_s=232 / 500,
         fetch_s=0.256,
-        decode_s=4 * (0.25 + 2 * 0.125) + 2 * 4 * 0.125 + 2 * 0.25 * 232 / 500,
+        decode_s=4 * (0.25 + 3 * 0.125) + 2 * 2 * 4 * 0.125 + 3 * 0.25 * 232 / 500,
     )
 
 

@@ -16,8 +16,9 @@ RATES = Rates(prefill_tok_s=1000.0, step_s=0.01, sequence_s=0.001)
 
 
 def candidate(name: str, tokens: int = 0, state: str = "ready", **fields: Any) -> Candidate:
-    """`jobs` and `prefill` go to its load."""
-    load = Load(fields.pop("jobs", 0), tokens, fields.pop("prefill", 0))
+    """`jobs`, of one sequence each, and `prefill` go to its load."""
+    jobs = fields.pop("jobs", 0)
+    load = Load(jobs, tokens, fields.pop("prefill", 0), jobs)
     return Candidate(name, f"{name}-1", state, load=load, **{"kind": "f", "rates": RATES, **fields})
 
 

@@ -21,6 +21,7 @@ ROUTE = fleet_pb2.RouteRecord(
     index="exact",
     prompt_tokens=1500,
     answer_tokens=64,
+    predicted_cached_tokens=1280,
     chosen=1,
     candidates=[
         fleet_pb2.Candidate(
@@ -89,7 +90,7 @@ def test_json_is_the_services_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda f: f.ClearField("route"), 1, "no decision was recorded with it"),
         (lambda f: f.ClearField("started"), 3, "found: not known before its first token"),
         (
-            lambda f: f.route.candidates[1].ClearField("fetch_s"),
+            lambda f: f.route.__setattr__("predicted_cached_tokens", 1024),
             2,
             "expected: 1024 of 1500 prompt tokens cached, 64 tokens of answer",
         ),
