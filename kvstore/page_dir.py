@@ -1,6 +1,7 @@
 """Pages in a folder on disk, shared by the processes of one machine: an SQLite database, in its own thread.
 
-It is a cache: a database that is damaged is thrown away and begun anew.
+It is a cache: a database that is damaged is thrown away and begun anew, by those who write to it. Each schema has a
+file of its own, so that versions which share a folder leave each other's pages alone.
 """
 
 from __future__ import annotations
@@ -9,39 +10,27 @@ import asyncio
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.block_hash import BlockHash
 from kvstore.errors import KvError
-from kvstore.page_store import RANK_MS, PageLimits, PageRef, StoredPage, Usage
+from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
+from kvstore.page_tables import PRAGMAS, RANK_S, TABLES, Room, renewed, row_of, those_there, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
 
-FILE: Final = "pages.sqlite3"
 SCHEMA: Final = 1
+FILE: Final = f"pages-{SCHEMA}.sqlite3"
 BUSY_S: Final = 2.0
 """How long one process waits for another one's write."""
-DROPPED_AT_ONCE: Final = 64
-RANK_S: Final = RANK_MS / 1000
-"""So much longer ago a page counts as used than the one before it."""
-
-# Sizes of pages suit values of some hundred kilobytes; the log is cut back so that it does not double the disk's use.
-_PRAGMAS: Final = (
-    *("page_size = 32768", "auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL"),
-    *("wal_autocheckpoint = 512", "journal_size_limit = 67108864", "mmap_size = 1073741824"),
-)
-_TABLES: Final = """
-CREATE TABLE IF NOT EXISTS pages (
-  id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, hash BLOB NOT NULL, used REAL NOT NULL, size INTEGER NOT NULL,
-  value BLOB NOT NULL, UNIQUE (fingerprint, hash)
-);
-CREATE INDEX IF NOT EXISTS by_use ON pages (used, size);
-"""
+ASKED_AT_ONCE: Final = 256
+"""Hashes in one question, some hundred microseconds."""
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class PageFolderError(KvError):
@@ -51,21 +40,27 @@ class PageFolderError(KvError):
 class DirPages:
     """A `page_store.PageStore`. Opens its database when it is first used."""
 
-    def __init__(self, folder: Path, limits: PageLimits) -> None:
+    def __init__(self, folder: Path, limits: PageLimits, *, readonly: bool = False) -> None:
+        """``readonly``: it makes and deletes no file; where there is none yet it finds nothing, and writing fails."""
         self._file = folder / FILE
         self._limits = limits
+        self._readonly = readonly
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._database: sqlite3.Connection | None = None
-        self._inode = 0
-        """Of the file that was opened last."""
+        self._inode: int | None = None
+        """Of the file that was opened last; None: there was none."""
 
     async def covered(self, fingerprint: str, hashes: Sequence[BlockHash]) -> int:
         """How many of these are there, from the first one on."""
 
         def count(database: sqlite3.Connection) -> int:
-            for index, hash_ in enumerate(hashes):
-                if _found(database, fingerprint, hash_, self._oldest()) is None:
-                    return index
+            for start in range(0, len(hashes), ASKED_AT_ONCE):
+                asked = hashes[start : start + ASKED_AT_ONCE]
+                there = those_there(database, fingerprint, asked, self._oldest())
+                for index, hash_ in enumerate(asked, start):
+                    if hash_ not in there:
+                        return index
             return len(hashes)
 
         return await self._run(count)
@@ -76,7 +71,7 @@ class DirPages:
         def read(database: sqlite3.Connection) -> list[bytes]:
             values: list[bytes] = []
             for hash_ in hashes:
-                row = _found(database, fingerprint, hash_, self._oldest())
+                row = row_of(database, fingerprint, hash_, self._oldest())
                 if row is None:
                     break
                 (value,) = database.execute("SELECT value FROM pages WHERE id = ?", (row,)).fetchone()
@@ -90,8 +85,8 @@ class DirPages:
 
         def renew(database: sqlite3.Connection) -> list[bool]:
             now = time.time()
-            with _writing(database):
-                return [_renewed(database, fingerprint, ref, now, self._oldest()) for ref in refs]
+            with writing(database):
+                return [renewed(database, fingerprint, ref, now, self._oldest()) for ref in refs]
 
         return await self._run(renew) if refs else []
 
@@ -100,8 +95,9 @@ class DirPages:
 
         def put(database: sqlite3.Connection) -> list[bool]:
             now = time.time()
-            with _writing(database):
-                return [self._put(database, fingerprint, page, now) for page in pages]
+            with writing(database):
+                room = Room(database, self._limits.budget)
+                return [self._put(database, room, fingerprint, page, now) for page in pages]
 
         return await self._run(put) if pages else []
 
@@ -109,7 +105,7 @@ class DirPages:
         """Deletes these."""
 
         def drop(database: sqlite3.Connection) -> None:
-            with _writing(database):
+            with writing(database):
                 rows = [(fingerprint, hash_) for hash_ in hashes]
                 database.executemany("DELETE FROM pages WHERE fingerprint = ? AND hash = ?", rows)
 
@@ -131,9 +127,9 @@ class DirPages:
         """Drops what is too old or over the budget, gives its room on the disk back, and tells what is left."""
 
         def tend(database: sqlite3.Connection) -> Usage:
-            with _writing(database):
+            with writing(database):
                 database.execute("DELETE FROM pages WHERE used < ?", (self._oldest(),))
-                self._make_room(database, 0)
+                Room(database, self._limits.budget).make(0)
             database.executescript("PRAGMA incremental_vacuum")  # by execute() it would be one step of many
             pages, total = database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM pages").fetchone()
             return Usage(pages, total)
@@ -142,43 +138,59 @@ class DirPages:
 
     async def close(self) -> None:
         """Closes the database; what is under way is finished."""
+        if self._closed:
+            return
+        self._closed = True
         with suppress(sqlite3.Error):
             await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
     async def _run(self, do: Callable[[sqlite3.Connection], T]) -> T:
         """In the thread. Raises PageFolderError."""
+        if self._closed:
+            raise PageFolderError(f"pages in {self._file}: the folder was closed by this process")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, do)
 
     def _guarded(self, do: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            if self._database is None:
-                self._database = self._opened()
-            return do(self._database)
-        except (sqlite3.OperationalError, OSError) as error:  # locked, full, not to be written to
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+            return do(self._current())
+        except (sqlite3.Error, OSError) as error:
+            # Locked, full, not to be written to; or damaged.
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+            if code != sqlite3.SQLITE_BUSY:
                 self._close()
-            raise PageFolderError(f"pages in {self._file}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            self._close()
+            if code & 0xFF not in _DAMAGED or self._readonly:
+                raise PageFolderError(f"pages in {self._file}: {error}") from error
             self._remove()
             raise PageFolderError(f"pages in {self._file} were damaged and are begun anew: {error}") from error
+
+    def _current(self) -> sqlite3.Connection:
+        """The database in the file that is there now: another process may have thrown away the one that was opened."""
+        inode = _inode(self._file)
+        if self._database is None or inode != self._inode:
+            self._close()
+            self._database = self._opened_to_read() if self._readonly else self._opened()
+        return self._database
+
+    def _opened_to_read(self) -> sqlite3.Connection:
+        self._inode = _inode(self._file)
+        if self._inode is None:  # nobody has stored anything yet
+            database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            database.executescript(TABLES)
+            return database
+        where = f"{self._file.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(where, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
 
     def _opened(self) -> sqlite3.Connection:
         # Pages have the tokens of prompts in them: they are nobody else's.
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file.touch(mode=0o600)
-        self._inode = self._file.stat().st_ino
+        self._inode = _inode(self._file)
         database = sqlite3.connect(self._file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            for pragma in _PRAGMAS:
+            for pragma in PRAGMAS:
                 database.execute(f"PRAGMA {pragma}").fetchall()
-            ((version,),) = database.execute("PRAGMA user_version").fetchall()
-            if version not in (0, SCHEMA):
-                raise sqlite3.DatabaseError(f"version {version}, not {SCHEMA}")
-            database.executescript(_TABLES)
-            if not version:
-                database.execute(f"PRAGMA user_version = {SCHEMA}")
+            database.executescript(TABLES)
         except BaseException:
             database.close()
             raise
@@ -192,64 +204,29 @@ class DirPages:
 
     def _remove(self) -> None:
         """Unless another process has done so already: what is there now is sound."""
-        with suppress(FileNotFoundError):
-            if self._file.stat().st_ino != self._inode:
-                return
+        if _inode(self._file) != self._inode:
+            return
         for suffix in ("", "-wal", "-shm"):
             self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
 
     def _oldest(self) -> float:
         return time.time() - self._limits.ttl_s
 
-    def _put(self, database: sqlite3.Connection, fingerprint: str, page: StoredPage, now: float) -> bool:
-        size = len(page.value)
-        if _renewed(database, fingerprint, page.ref, now, self._oldest()):
+    def _put(self, database: sqlite3.Connection, room: Room, fingerprint: str, page: StoredPage, now: float) -> bool:
+        if renewed(database, fingerprint, page.ref, now, self._oldest()):
             return True
-        if not self._make_room(database, size):
+        room.drop("fingerprint = ? AND hash = ?", fingerprint, page.ref.hash)  # too old
+        if not room.make(len(page.value)):
             return False
         database.execute(
-            "INSERT OR REPLACE INTO pages (fingerprint, hash, used, size, value) VALUES (?, ?, ?, ?, ?)",
-            (fingerprint, page.ref.hash, now - page.ref.rank * RANK_S, size, page.value),
+            "INSERT INTO pages (fingerprint, hash, used, size, value) VALUES (?, ?, ?, ?, ?)",
+            (fingerprint, page.ref.hash, now - page.ref.rank * RANK_S, len(page.value), page.value),
         )
         return True
 
-    def _make_room(self, database: sqlite3.Connection, size: int) -> bool:
-        """Drops what was used least recently until there is room for so many bytes; False if there can't be."""
-        if size > self._limits.budget:
-            return False
-        (total,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM pages").fetchone()
-        while total + size > self._limits.budget:
-            rows = database.execute("SELECT id, size FROM pages ORDER BY used LIMIT ?", (DROPPED_AT_ONCE,)).fetchall()
-            for row, its_size in rows:
-                if total + size <= self._limits.budget:
-                    break
-                database.execute("DELETE FROM pages WHERE id = ?", (row,))
-                total -= its_size
-        return True
 
-
-def _found(database: sqlite3.Connection, fingerprint: str, hash_: BlockHash, oldest: float) -> int | None:
-    row = database.execute(
-        "SELECT id FROM pages WHERE fingerprint = ? AND hash = ? AND used >= ?", (fingerprint, hash_, oldest)
-    ).fetchone()
-    return None if row is None else int(row[0])
-
-
-def _renewed(database: sqlite3.Connection, fingerprint: str, ref: PageRef, now: float, oldest: float) -> bool:
-    row = _found(database, fingerprint, ref.hash, oldest)
-    if row is not None:
-        database.execute("UPDATE pages SET used = ? WHERE id = ?", (now - ref.rank * RANK_S, row))
-    return row is not None
-
-
-@contextmanager
-def _writing(database: sqlite3.Connection) -> Iterator[None]:
-    """A transaction of one writer; nothing of it stays if it fails."""
-    database.execute("BEGIN IMMEDIATE")
+def _inode(file: Path) -> int | None:
     try:
-        yield
-    except BaseException:
-        with suppress(sqlite3.Error):  # a full disk has rolled it back
-            database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
+        return file.stat().st_ino
+    except FileNotFoundError:
+        return None

@@ -21,6 +21,7 @@ SHARE: Final = 0.9
 LOOKED_AT: Final = 4096
 """Names in a search for the hottest pages."""
 TIMEOUT_S: Final = 2.0
+HASH_BYTES: Final = 32
 
 
 class RedisPages:
@@ -78,15 +79,26 @@ class RedisPages:
         """Among the pages of all models that were used last."""
         names = await self._broker.call("ZRANGE", self._broker.keys.pages, 0, LOOKED_AT - 1, "REV")
         start = f"{fingerprint}:".encode()
-        found = [name.removeprefix(start).decode() for name in names if name.startswith(start)]
-        return [BlockHash(bytes.fromhex(name)) for name in found[:count]]
+        found: list[BlockHash] = []
+        for name in names:
+            if name.startswith(start) and len(found) < count:
+                hash_ = _hash(name.removeprefix(start))
+                if hash_ is None:
+                    self._broker.malformed += 1
+                else:
+                    found.append(hash_)
+        return found
 
     async def tend(self) -> Usage:
         """Drops what is too old, over the budget, or in the way of jobs, and tells what is left."""
-        await self._script("put", ())
+        while (await self._script("put", ()))[0]:  # one call drops so many at most
+            pass
         keys = self._broker.keys
         pages = await self._broker.call("ZCARD", keys.pages)
         total = await self._broker.call("HGET", keys.page_sizes, "total")
+        if total is not None and not total.isdigit():
+            self._broker.malformed += 1
+            total = None
         return Usage(int(pages), int(total or 0))
 
     async def close(self) -> None:
@@ -100,6 +112,15 @@ class RedisPages:
             "pages", [keys.pages, keys.page_sizes], [operation, keys.prefix, *limits, *arguments]
         )
         return answers
+
+
+def _hash(name: bytes) -> BlockHash | None:
+    """None for what names no block: somebody else wrote it."""
+    try:
+        hash_ = BlockHash(bytes.fromhex(name.decode()))
+    except ValueError:
+        return None
+    return hash_ if len(hash_) == HASH_BYTES else None
 
 
 def _name(fingerprint: str, hash_: BlockHash) -> str:

@@ -11,13 +11,16 @@
 -- ARGV 6... put and renew: name of each page, how long ago (ms) it counts as used, to put also its value. drop: names
 --
 -- put answers with 1 for each page that is there now and 0 for each that found no room; renew with 1 for each that is
--- there. put without a page only makes room: it drops what is over the budget, too old, or in the way of jobs.
+-- there. put without a page only makes room: it drops what is over the budget, too old, or in the way of jobs, and answers
+-- with 1 when there is more of that. One call drops 1000 pages at most, some milliseconds of the server's time: a page
+-- for which more would have to go finds no room.
 --
 -- Races closed: several workers put the same page, or one while another drops it. A server may also lose or expire
 -- pages, and either of these keys, by itself: a page is there if its own key is, whatever is written here.
 local pages, sizes = KEYS[1], KEYS[2]
 local operation, prefix, ttl, budget, share = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = now_ms()
+local drops = 1000
 
 local function key_of(name)
   return prefix .. 'page:' .. name
@@ -54,13 +57,13 @@ local function room_of_server()
   return limit == 0 and math.huge or limit * share - tonumber(string.match(info, 'used_memory:(%d+)'))
 end
 
+-- Whether there is room now, and whether there is more to drop.
 local function make_room(size)
-  if redis.call('EXISTS', pages) ~= redis.call('EXISTS', sizes) then
-    redis.call('DEL', pages, sizes)  -- one of them was lost; the pages expire by themselves
-  end
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', pages, '-inf', int(now - ttl), 'LIMIT', 0, 64)) do
+  local old = redis.call('ZRANGEBYSCORE', pages, '-inf', int(now - ttl), 'LIMIT', 0, 64)
+  for _, name in ipairs(old) do
     drop(name)
   end
+  drops = drops - #old
   local room = room_of_server()
   local fits = size <= budget and size <= room + size_of('total')
   local wanted = fits and size or 0
@@ -68,11 +71,14 @@ local function make_room(size)
     local name = redis.call('ZRANGE', pages, 0, 0)[1]
     if not name then
       break
+    elseif drops <= 0 then
+      return false, true
     end
     room = room + size_of(name)
     drop(name)
+    drops = drops - 1
   end
-  return fits
+  return fits, #old == 64
 end
 
 local function renew(name, age)
@@ -96,13 +102,19 @@ local function put(name, age, value)
   return 1
 end
 
+-- One of them was lost, or somebody else wrote to it: both are begun anew, and the pages expire by themselves.
+if redis.call('EXISTS', pages) ~= redis.call('EXISTS', sizes)
+  or not string.match(redis.call('HGET', sizes, 'total') or '0', '^%d+$') then
+  redis.call('DEL', pages, sizes)
+end
 local answers = {}
 if operation == 'put' then
   for i = 6, #ARGV, 3 do
     answers[#answers + 1] = put(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2])
   end
   if #answers == 0 then
-    make_room(0)
+    local _, more = make_room(0)
+    answers[1] = more and 1 or 0
   end
 elseif operation == 'renew' then
   for i = 6, #ARGV, 2 do

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvstore.block_hash import BlockHash
-from kvstore.client import Broker, BrokerConfig, connect
+from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
-from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachable, BrokerUrl
+from kvstore.errors import KvError
 from kvstore.page_dir import DirPages
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageLimits, PageRef, PageStore, StoredPage, Usage
@@ -160,103 +160,15 @@ async def test_many_write_at_once(make: Make) -> None:
     assert len(await stores[0].hottest("f", 99)) == 20
 
 
-# Servers
-
-
-@asynccontextmanager
-async def server_of(binary: Path, **options: str) -> AsyncIterator[tuple[EmbeddedBroker, Broker]]:
-    given = {name.replace("_", "-"): option for name, option in options.items()}
-    async with EmbeddedBroker(binary=binary, options=given) as server:
-        broker = await connect(BrokerConfig(server.url, "ns"))
-        yield server, broker
-        await broker.close()
-
-
-async def test_pages_leave_the_last_tenth_of_a_servers_memory_to_jobs(broker_binary: Path) -> None:
-    async with server_of(broker_binary, maxmemory="24mb") as (server, broker), closing_of(server.url) as store:
-        stored = [(await store.put("f", [page(number, size=1 << 20)]))[0] for number in range(40)]
-        assert all(stored)
-        used = (await broker.call("INFO", "memory"))["used_memory"]
-        assert used < 0.95 * 24 * 2**20
-        assert 5 < (await store.tend()).pages < 24
-        # Others fill it up: pages give way the next time that somebody looks.
-        full, count = False, 0
-        while not full:
-            try:
-                await broker.call("SET", f"ballast:{(count := count + 1)}", bytes(1 << 16))
-            except BrokerFull:
-                full = True
-
-        async def gave_way() -> bool:  # memory is given back a moment later
-            await store.tend()
-            return (await broker.call("INFO", "memory"))["used_memory"] < 0.92 * 24 * 2**20
-
-        await until(gave_way)
-        await broker.call("SET", "a job", bytes(1 << 16))
-
-
-@asynccontextmanager
-async def closing_of(url: str, limits: PageLimits | None = None) -> AsyncIterator[RedisPages]:
-    store = RedisPages(url, "ns", limits or PageLimits(MUCH, 60.0))
-    try:
-        yield store
-    finally:
+async def test_a_store_that_was_closed_fails_as_any_other(make: Make) -> None:
+    store = make()
+    await store.put("f", [page(1)])
+    for _ in range(2):
         await store.close()
-
-
-async def test_a_server_that_evicts_by_itself_may_evict_anything(broker_binary: Path) -> None:
-    """Pages, and the accounts of them: what is asked for is a miss, and the accounts come right again."""
-    async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
-        await store.put("f", [page(number, number) for number in range(6)])
-        await broker.call("DEL", broker.keys.page("f", hash_of(3).hex()))
-        assert await store.covered("f", hashes(*range(6))) == 3
-        assert await store.renew("f", [PageRef(hash_of(n), n) for n in range(6)]) == [True] * 3 + [False] + [True] * 2
-        assert await store.tend() == Usage(5, 5 * SIZE)
-        for key in (broker.keys.pages, broker.keys.page_sizes):
-            await broker.call("DEL", key)
-            assert await store.tend() == Usage(0, 0)
-            assert await store.fetch("f", hashes(0)) == [value(0)]
-            assert await store.put("f", [page(n, n) for n in range(3)]) == [True] * 3
-            assert await store.tend() == Usage(3, 3 * SIZE)
-        await broker.call("FLUSHALL")
-        assert await store.fetch("f", hashes(0)) == []
-        await store.put("f", [page(1)])
-        assert await store.tend() == Usage(1, SIZE)
-
-
-async def test_what_is_wrong_with_a_server_has_a_name(broker_binary: Path) -> None:
-    with pytest.raises(BrokerUrl):
-        RedisPages("nonsense", "ns", PageLimits(1, 1.0))
-    async with server_of(broker_binary) as (server, _), closing_of(server.url) as store:
-        await store.put("f", [page(1)])
-        await server.stop()
-        with pytest.raises(BrokerUnreachable):
-            await store.put("f", [page(1)])
-
-
-async def test_a_wrong_password_is_told(broker_binary: Path) -> None:
-    async with EmbeddedBroker(binary=broker_binary) as server:
-        broker = await connect(BrokerConfig(server.url))
-        await broker.call("CONFIG", "SET", "requirepass", "secret")
-        for url in (server.url, server.url.replace("//", "//:wrong@")):
-            async with closing_of(url) as store:
-                for attempt in (store.put("f", [page(1)]), store.fetch("f", hashes(1)), store.covered("f", hashes(1))):
-                    with pytest.raises(BrokerError):  # of a large request a server tells no more than that
-                        await attempt
-                with pytest.raises(BrokerAuth):
-                    await store.covered("f", hashes(1))
-        await broker.close()
-
-
-async def test_a_slow_server_does_not_turn_a_prefix_round(broker_binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is put last, moments later, does not count as used last."""
-    async with server_of(broker_binary) as (server, _), closing_of(server.url) as store:
-        script = store._script
-
-        async def slow(*given: Any) -> list[int]:
-            await asyncio.sleep(0.03)
-            return await script(*given)
-
-        monkeypatch.setattr(store, "_script", slow)
-        await store.put("f", [page(number, number) for number in range(4)])
-        assert await store.hottest("f", 9) == hashes(0, 1, 2, 3)
+    ref = PageRef(hash_of(1), 0)
+    for attempt in (
+        *(store.covered("f", hashes(1)), store.fetch("f", hashes(1)), store.put("f", [page(2)]), store.tend()),
+        *(store.renew("f", [ref]), store.drop("f", hashes(1)), store.hottest("f", 1)),
+    ):
+        with pytest.raises(KvError):
+            await attempt

@@ -1,0 +1,104 @@
+"""Pages in an SQLite database: its tables, and what is asked of them. All of it raises sqlite3.Error."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from kvstore.page_store import RANK_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvstore.block_hash import BlockHash
+    from kvstore.page_store import PageRef
+
+DROPPED_AT_ONCE: Final = 64
+RANK_S: Final = RANK_MS / 1000
+"""So much longer ago a page counts as used than the one before it."""
+
+
+# Sizes of pages suit values of some hundred kilobytes; the log is cut back so that it does not double the disk's use.
+# The file is not mapped: if somebody cut it short, reading it would kill the process.
+PRAGMAS: Final = (
+    *("page_size = 32768", "auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = NORMAL"),
+    *("wal_autocheckpoint = 512", "journal_size_limit = 67108864", "mmap_size = 0"),
+)
+TABLES: Final = """
+CREATE TABLE IF NOT EXISTS pages (
+  id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, hash BLOB NOT NULL, used REAL NOT NULL, size INTEGER NOT NULL,
+  value BLOB NOT NULL, UNIQUE (fingerprint, hash)
+);
+CREATE INDEX IF NOT EXISTS by_use ON pages (used, size);
+"""
+
+
+class Room:
+    """The budget, in one transaction: what all pages take is summed up once, and then carried along."""
+
+    def __init__(self, database: sqlite3.Connection, budget: int) -> None:
+        self._database = database
+        self._budget = budget
+        (self._taken,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM pages").fetchone()
+
+    def make(self, size: int) -> bool:
+        """Drops what was used least recently until there is room for so many bytes, and gives that away; False if there
+        can't be."""
+        if size > self._budget:
+            return False
+        while self._taken + size > self._budget:
+            oldest = self._database.execute("SELECT id, size FROM pages ORDER BY used LIMIT ?", (DROPPED_AT_ONCE,))
+            for row, its_size in oldest.fetchall():
+                if self._taken + size <= self._budget:
+                    break
+                self._database.execute("DELETE FROM pages WHERE id = ?", (row,))
+                self._taken -= its_size
+        self._taken += size
+        return True
+
+    def drop(self, which: str, *given: object) -> None:
+        """Those for which an SQL condition holds."""
+        sizes = self._database.execute(f"DELETE FROM pages WHERE {which} RETURNING size", given).fetchall()
+        self._taken -= sum(size for (size,) in sizes)
+
+
+def those_there(
+    database: sqlite3.Connection, fingerprint: str, asked: Sequence[BlockHash], oldest: float
+) -> set[bytes]:
+    """Which of these are there and were used since ``oldest`` (seconds since the epoch). Not for thousands at once."""
+    marks = ",".join("?" * len(asked))
+    rows = database.execute(
+        f"SELECT hash FROM pages WHERE fingerprint = ? AND hash IN ({marks}) AND used >= ?",
+        (fingerprint, *asked, oldest),
+    )
+    return {hash_ for (hash_,) in rows}
+
+
+def row_of(database: sqlite3.Connection, fingerprint: str, hash_: BlockHash, oldest: float) -> int | None:
+    """Where a page is; None: not there, or too old."""
+    row = database.execute(
+        "SELECT id FROM pages WHERE fingerprint = ? AND hash = ? AND used >= ?", (fingerprint, hash_, oldest)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def renewed(database: sqlite3.Connection, fingerprint: str, ref: PageRef, now: float, oldest: float) -> bool:
+    """Counts a page as used now; whether it is there."""
+    row = row_of(database, fingerprint, ref.hash, oldest)
+    if row is not None:
+        database.execute("UPDATE pages SET used = ? WHERE id = ?", (now - ref.rank * RANK_S, row))
+    return row is not None
+
+
+@contextmanager
+def writing(database: sqlite3.Connection) -> Iterator[None]:
+    """A transaction of one writer; nothing of it stays if it fails."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):  # a full disk has rolled it back
+            database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
