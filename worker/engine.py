@@ -176,7 +176,10 @@ class Engine:
         if choice is None:  # another choice of the request has failed in this step
             return []
         if result.poisoned:
-            self._doubted += self._scheduler.pool.forget(sequence.block_table)
+            forgotten = self._scheduler.pool.forget(sequence.block_table)
+            self._doubted += forgotten
+            if self.paging is not None:
+                self.paging.doubted.update(forgotten)
         outputs = choice.owner.fail(result.error)
         self.abort(sequence.request.request_id)
         return outputs

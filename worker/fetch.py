@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from kvstore.page import Fault, PageInvalid, PageName, names_of
 from kvstore.page_store import PageRef
 from worker.break_even import BreakEven
+from worker.doubts import Doubts
 from worker.page_client import CALL_S
 from worker.page_metrics import ABSENT, LATE, UNREACHABLE
 from worker.stepper import Adoption
@@ -78,6 +80,7 @@ class Fetch:
         """Pages that are looked for, with what is set when they are on their way to the engine, or won't be."""
         self._posted: set[BlockHash] = set()
         """Pages on their way to the engine."""
+        self.doubts = Doubts(paging)
         self._logged = float("-inf")
 
     def lacking(self, request: Request) -> list[PageName]:
@@ -115,18 +118,19 @@ class Fetch:
             if time.monotonic() >= until:
                 break
             some = [hash_ for hash_ in (hashes or [])[start : start + client.at_once] if not self._paging.offers(hash_)]
-            pages = await self._values(some, None, until)
-            for run in _runs(pages or []):
-                first, _ = run[0]
-                if not first.position or self._paging.offers(first.parent) or first.parent in self._posted:
-                    await self._hand_over(run, evict=False)
-                    handed += len(run)
+            with self.doubts.held():
+                pages = await self._values(some, None, until)
+                for run in _runs(pages or []):
+                    first, _ = run[0]
+                    if not first.position or self._paging.offers(first.parent) or first.parent in self._posted:
+                        await self._hand_over(run, evict=False)
+                        handed += len(run)
         return handed
 
     def _lacking(self, names: list[PageName]) -> list[PageName]:
         for index, name in enumerate(names):
             if not self._paging.offers(name.hash) and name.hash not in self._posted:
-                return names[index:]
+                return list(takewhile(lambda name: name.hash not in self._paging.doubted, names[index:]))
         return []
 
     async def _prepare(self, names: list[PageName], until: float) -> None:
@@ -165,7 +169,8 @@ class Fetch:
             metrics.miss(ABSENT)
         names = names[: self.break_even.most(covered * size, self._prefill_tok_s(), now) // size] if covered else []
         if names:
-            await self._bring(names, until)
+            with self.doubts.held():
+                await self._bring(names, until)
 
     async def _bring(self, names: list[PageName], until: float) -> None:
         """Fetches, checks and hands over, some at a time, until something is missing or time is up."""
@@ -249,12 +254,14 @@ class Fetch:
         names, hashes = [name for name, _ in pages], [name.hash for name, _ in pages]
         self._room -= len(pages)
         self._posted.update(hashes)
+        self.doubts.hold()
 
         def taken(count: int) -> None:
             self._client.metrics.pages("adopted", count)
             self._posted.difference_update(hashes)
             self._room += len(hashes)
             self._made_room.set()
+            self.doubts.release()
 
         self._adopt(Adoption(names, [payload for _, payload in pages], evict, taken))
 

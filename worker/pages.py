@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Executor
 
+    from kvstore.block_hash import BlockHash
     from kvstore.page import PageFormat, PageName
     from kvstore.page_store import PageStore
     from worker.config import PagesConfig
@@ -53,7 +54,7 @@ class Pages:
         self._config = config
         self._client = PageClient(store, form, metrics)
         self._metrics = metrics
-        self._spill = Spill(self._client, config.buffer)
+        self._spill = Spill(self._client, config.buffer, self._deleted)
         self._fetch: Fetch | None = None
         self._passed_over = 0
         self._blocks = 0
@@ -77,7 +78,11 @@ class Pages:
 
     def leave(self) -> int:
         """How many evicted blocks the engine may read now."""
-        return self._spill.leave()
+        return self._spill.leave(self._paging.rescued)
+
+    def _deleted(self, doubted: Sequence[BlockHash]) -> None:
+        if self._fetch is not None:
+            self._fetch.doubts.deleted(doubted)
 
     def parts(self, busy: Callable[[], bool]) -> dict[str, Coroutine[None, None, None]]:
         """What runs beside the loop, by name; none ever returns. ``busy``: whether there are jobs."""
@@ -121,6 +126,7 @@ class Pages:
             return await loop.run_in_executor(engines_thread, self._paging.read, some)
 
         try:
+            await self._spill.delete_doubted(began + SAVE_S)
             saved = await self._spill.save(names, read, self._config.budget, began + SAVE_S)
             await self._spill.flush(began + SAVE_S)
         except Exception:  # a fault of ours: the worker ends as it would without pages

@@ -6,12 +6,13 @@ that is taken in is offered like a block that was computed here, and until then 
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from worker.step import Spilled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvstore.block_hash import BlockHash
     from kvstore.page import PageName
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Paging:
     """Reads blocks that are given up before they are written over, and takes in pages of prefixes.
 
-    All of it between steps, but for ``offers``.
+    All of it between steps, but for ``offers`` and ``trust``.
     """
 
     def __init__(self, pool: BlockPool, memory: PageMemory) -> None:
@@ -33,6 +34,10 @@ class Paging:
         """So many evicted blocks may be read until they are taken."""
         self.adopted = 0
         """Blocks taken in so far."""
+        self.rescued = 0
+        """Evicted blocks that were read so far."""
+        self.doubted: set[BlockHash] = set()
+        """Prefixes whose pages are not taken in: some may be on their way that were made before the doubt."""
         self.passed_over = 0
         """Evicted blocks that were not read so far."""
         self._spilled: list[Spilled] = []
@@ -47,7 +52,9 @@ class Paging:
         count = min(len(evicted), max(self.leave - len(self._spilled), 0))
         self.passed_over += len(evicted) - count
         if count:
-            self._spilled += self._read(evicted[: -count - 1 : -1])
+            read = self._read(evicted[: -count - 1 : -1])
+            self._spilled += read
+            self.rescued += len(read)
 
     def take(self) -> tuple[tuple[Spilled, ...], list[Exception]]:
         """What was read since the last call, of one prefix its beginning first; and what the runner raised."""
@@ -64,7 +71,7 @@ class Paging:
         known, count = 0, _successive(names, self._pool.block_size)
         while known < count and self._pool.offers(names[known].hash):
             known += 1
-        fresh = names[known:count]
+        fresh = list(takewhile(lambda name: name.hash not in self.doubted, names[known:count]))
         head = self._pool.table_of(fresh[0].parent) if fresh else []
         # Else what it continues is gone, or is not what it says.
         if not fresh or len(head) != fresh[0].position or (head and self._pool.name_of(head[-1]).root != fresh[0].root):
@@ -80,6 +87,11 @@ class Paging:
     def offers(self, hash_: BlockHash) -> bool:
         """Whether this prefix is offered. From another thread it may be asked too, for an answer that soon is old."""
         return self._pool.offers(hash_)
+
+    def trust(self, hashes: Iterable[BlockHash]) -> None:
+        """No page is left that was made of these prefixes before they were in doubt. From the event loop: a set of
+        bytes changes at once."""
+        self.doubted.difference_update(hashes)
 
     def cached(self) -> list[PageName]:
         """What is cached, most recently used first: what continues a prefix comes after it."""

@@ -3,7 +3,8 @@
     engine's thread ──Spilled──▶ buffer ──▶ encode, in a thread ──▶ store
                                  bounded: what finds no room is not even read
 
-A page that is in the store already is renewed, not written again.
+A page that is in the store already is renewed, not written again. What is in doubt is deleted before anything else is
+written; of what waits, pages that are in doubt are dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvstore.page_store import RANK_MS, PageRef, StoredPage
@@ -39,20 +41,32 @@ TEND_S: Final = 5.0
 class Spill:
     """Takes pages from the event loop, and writes them when it comes to it."""
 
-    def __init__(self, client: PageClient, buffer_bytes: int) -> None:
-        """``buffer_bytes``: of pages that wait; those being written count too."""
+    def __init__(
+        self,
+        client: PageClient,
+        buffer_bytes: int,
+        deleted: Callable[[Sequence[BlockHash]], object] = lambda _: None,
+    ) -> None:
+        """``buffer_bytes``: of pages that wait, but one always may; those being written count too, and those that the
+        engine's thread has read and not told of yet. ``deleted`` is told which doubted prefixes have no page any more.
+        """
         self._client = client
-        self._most = buffer_bytes // client.form.page_bytes
-        self._waiting: deque[Spilled | BlockHash] = deque()
-        """Pages to be stored, and prefixes whose pages are to be deleted."""
+        self._deleted = deleted
+        self._most = max(buffer_bytes // client.form.page_bytes, 1)
+        self._waiting: deque[Spilled] = deque()
+        self._doubts: deque[BlockHash] = deque()
+        """Prefixes whose pages are to be deleted."""
         self._pages = 0
-        """Of those, and of those being written, how many are pages."""
+        """That wait or are being written."""
+        self._offered = 0
+        """So far, taken or not."""
         self._used: deque[PageRef] = deque(maxlen=MOST_USED)
         self._news = asyncio.Event()
 
-    def leave(self) -> int:
-        """How many evicted blocks may be read now. For the engine's thread, which this may cost a page or two."""
-        return min(max(self._most - self._pages, 0), MOST_A_STEP)
+    def leave(self, read: int) -> int:
+        """How many evicted blocks may be read now. For the engine's thread, which has ``read`` so many so far."""
+        untold = read - self._offered  # before the pages: what is taken meanwhile counts twice rather than never
+        return min(max(self._most - self._pages - untold, 0), MOST_A_STEP)
 
     def offer(self, pages: Iterable[Spilled]) -> None:
         """Takes what has room."""
@@ -62,6 +76,7 @@ class Spill:
                 self._waiting.append(page)
             else:
                 self.passed_over(1)
+            self._offered += 1
         self._told()
 
     def passed_over(self, count: int) -> None:
@@ -70,7 +85,8 @@ class Spill:
 
     def doubt(self, hashes: Iterable[BlockHash]) -> None:
         """What these prefixes' blocks hold is in doubt: whatever is stored of them goes."""
-        self._waiting.extend(hashes)
+        self._doubts.extend(hashes)
+        self._keep([self._waiting.popleft() for _ in range(len(self._waiting))])
         self._told()
 
     def used(self, refs: Sequence[PageRef]) -> None:
@@ -82,8 +98,11 @@ class Spill:
         """Writes what waits. Never returns."""
         while True:
             await self._news.wait()
-            while self._waiting or self._used:
+            while self._doubts or self._waiting or self._used:
                 await self._client.until_allowed()
+                if self._doubts:
+                    await self._delete_some()
+                    continue
                 await self._renew_used()
                 if self._waiting:
                     await self._write_some()
@@ -128,8 +147,13 @@ class Spill:
             saved += len(some) - len(missing) + len(pages)
         return saved
 
+    async def delete_doubted(self, until: float) -> None:
+        """Deletes what is in doubt, when ``run`` does not any more; none after ``until``, or a failure."""
+        while self._doubts and time.monotonic() < until and await self._delete_some():
+            pass
+
     async def flush(self, until: float) -> None:
-        """Writes what waits, when ``run`` does not any more; none is begun after ``until``, or on a failure."""
+        """Writes what waits, likewise."""
         left = len(self._waiting)
         while self._waiting and time.monotonic() < until:
             await self._write_some()
@@ -138,37 +162,39 @@ class Spill:
                 break
 
     async def _write_some(self) -> None:
-        """The next of what waits, as much of one kind as goes into one call. What can't be asked about stays."""
-        pages: list[Spilled] = []
-        doubted: list[BlockHash] = []
-        while self._waiting and max(len(pages), len(doubted)) < self._client.at_once:
-            what = self._waiting[0]
-            if isinstance(what, bytes) and not pages:
-                doubted.append(what)
-            elif not isinstance(what, bytes) and not doubted:
-                pages.append(what)
-            else:
-                break
-            self._waiting.popleft()
+        """The next of what waits, as much as goes into one call. What can't be asked about stays, also when this is
+        cancelled."""
+        pages = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._client.at_once))]
+        done = False
         try:
-            done = await (self._delete(doubted) if doubted else self._store(pages))
+            done = await self._store(pages)
         except Exception:  # a fault of ours: it costs these pages, and no request
             logger.exception("storing pages failed")
             self._client.metrics.pages("dropped", len(pages))
             done = True
-        if not done:
-            self._waiting.extendleft([*reversed(pages), *reversed(doubted)])
-            return
-        self._pages -= len(pages)
-        self._gauge()
+        finally:
+            if done:
+                self._pages -= len(pages)
+            else:
+                self._keep(pages)
+            self._gauge()
+
+    def _keep(self, pages: Sequence[Spilled]) -> None:
+        """These go on waiting, before all others, unless they are in doubt by now."""
+        doubts = {*self._doubts}
+        kept = [page for page in pages if page.name.hash not in doubts]
+        self._waiting.extendleft(reversed(kept))
+        self._pages -= len(pages) - len(kept)
+        self.passed_over(len(pages) - len(kept))
 
     async def _renew_used(self) -> None:
         refs = [self._used.popleft() for _ in range(min(len(self._used), MOST_RENEWED))]
         if refs:
             await self._client.call(lambda: self._client.store.renew(self._client.form.fingerprint, refs))
 
-    async def _delete(self, doubted: list[BlockHash]) -> bool:
-        client = self._client
+    async def _delete_some(self) -> bool:
+        """Whether the next of what is in doubt is deleted. What isn't stays, also when this is cancelled."""
+        client, doubted = self._client, list(islice(self._doubts, self._client.at_once))
 
         async def drop() -> bool:
             await client.store.drop(client.form.fingerprint, doubted)
@@ -176,7 +202,10 @@ class Spill:
 
         if not await client.call(drop):
             return False
+        for _ in doubted:
+            self._doubts.popleft()
         client.metrics.pages("doubted", len(doubted))
+        self._deleted(doubted)
         return True
 
     async def _store(self, pages: list[Spilled]) -> bool:
@@ -212,7 +241,7 @@ class Spill:
 
     def _told(self) -> None:
         self._gauge()
-        if self._waiting or self._used:
+        if self._doubts or self._waiting or self._used:
             self._news.set()
 
     def _gauge(self) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 from kvstore.page import PageFormat
 from tests.unit.worker.engine_run import BS, request
 from tests.unit.worker.fetch_world import PROMPT, World
 from tests.unit.worker.page_store import FORM
 from worker import fetch as fetching
-
-if TYPE_CHECKING:
-    import pytest
 
 
 async def test_what_the_pool_lacks_is_fetched_and_nothing_else() -> None:
@@ -216,3 +214,49 @@ async def test_a_request_that_waits_too_long_for_pages_is_computed(monkeypatch: 
     assert world.fetch.break_even.fetch_tok_s > 60  # waiting for the engine is not fetching: that would be 24
     world.take()
     assert world.offered() == [0, 1]
+
+
+async def test_what_is_in_doubt_is_not_fetched_until_it_is_deleted() -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    doubted = [name.hash for name in world.names[2:]]
+    world.paging.doubted.update(doubted)
+    await world.prepare()
+    assert world.offered() == [0, 1]
+    assert world.fetch.lacking(request("a", PROMPT)) == []
+    world.fetch.doubts.deleted(doubted)
+    await world.prepare()
+    assert world.offered() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("posted", [False, True])
+async def test_what_was_fetched_before_a_doubt_is_not_taken_in_after_it(
+    *, posted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it is read from the store, nor on its way to the engine; deleted it may be by then."""
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    world.takes = False
+    fetch, fetched, go_on = world.shop.store.fetch, asyncio.Event(), asyncio.Event()
+
+    async def fetch_and_wait(*given: object) -> list[bytes]:
+        values = await fetch(*given)  # type: ignore[arg-type]
+        fetched.set()
+        await go_on.wait()
+        return values
+
+    monkeypatch.setattr(world.shop.store, "fetch", fetch_and_wait)
+    preparing = asyncio.create_task(world.prepare())
+    await fetched.wait()
+    if posted:
+        go_on.set()
+        await preparing
+    doubted = {name.hash for name in world.names[2:]}
+    world.paging.doubted.update(doubted)
+    world.fetch.doubts.deleted([*doubted])
+    assert world.paging.doubted == doubted
+    go_on.set()
+    await preparing
+    world.take()
+    assert world.offered() == [0, 1]
+    assert world.paging.doubted == set(), "nothing is left of them"

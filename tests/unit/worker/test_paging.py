@@ -81,6 +81,7 @@ def test_what_is_evicted_is_read_before_it_is_written_over() -> None:
     # Five blocks: two are free, the others go from the tail on, all in one step. They are told head first.
     assert [page.name for page in found] == names(engine, first)[1:]
     assert [model_of(engine).tokens_of(page.payload) for page in found] == [first[:8], first[:12]]
+    assert paging(engine).rescued == 2
     assert pool_of(engine).cached_count == 5
 
 
@@ -258,6 +259,7 @@ def test_prefixes_in_doubt_are_told() -> None:
     engine.add(request("b", [*prompt, NAN], max_tokens=1))
     result = step(engine)
     assert result.doubted == tuple(name.hash for name in names(engine, prompt))
+    assert paging(engine).doubted == {*result.doubted}
     assert step_until_idle(engine) == ()
 
 

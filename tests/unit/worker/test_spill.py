@@ -36,7 +36,7 @@ def stored(shop: Shop, *blocks: int) -> None:
 async def spilling(buffer_pages: int = 100) -> AsyncIterator[tuple[Shop, Spill]]:
     shop = Shop()
     spill = Spill(shop.client, buffer_pages * FORM.page_bytes + 5)
-    running = asyncio.create_task(spill.run())
+    running = asyncio.create_task(spill.run(), name="spill")
     try:
         yield shop, spill
     finally:
@@ -67,7 +67,7 @@ async def test_what_leaves_the_pool_is_stored_and_can_be_read() -> None:
         assert shop.events() == {"stored": 3}
         assert shop.count("bytes_total", direction="out") == 3 * FORM.value_bytes
         assert shop.count("buffer_bytes") == 0
-        assert spill.leave() == MOST_A_STEP
+        assert spill.leave(3) == MOST_A_STEP
 
 
 async def test_what_is_there_is_renewed_and_not_written() -> None:
@@ -81,12 +81,14 @@ async def test_what_is_there_is_renewed_and_not_written() -> None:
 async def test_what_finds_no_room_is_dropped() -> None:
     async with spilling(buffer_pages=3) as (shop, spill):
         shop.store.held.clear()
-        assert spill.leave() == 3
+        assert spill.leave(0) == 3
+        assert spill.leave(2) == 1, "two were read, and are not told of yet"
+        assert spill.leave(4) == 0
         spill.offer(pages(1, 2))
-        assert spill.leave() == 1
+        assert spill.leave(2) == 1
         await until(lambda: asked(shop), within_s=10)
         spill.offer(pages(3, 4, 5))  # those being written take room as well
-        assert spill.leave() == 0
+        assert spill.leave(5) == 0
         assert shop.count("buffer_bytes") == 3 * FORM.page_bytes
         spill.passed_over(4)
         shop.store.held.set()
@@ -108,7 +110,7 @@ async def test_a_store_that_fails_is_waited_for() -> None:
             return shop.count("errors_total", error="BrokerUnreachable") >= 3
 
         await until(tried, within_s=10)
-        assert spill.leave() == 0
+        assert spill.leave(3) == 0
         shop.store.fails = False
         await has(shop, "stored", 3)
         assert [*shop.store.values] == [page.name.hash for page in pages(1, 2, 3)]
@@ -137,7 +139,7 @@ async def test_a_page_that_can_not_be_encoded_costs_no_other() -> None:
         await has(shop, "dropped", 1)
         spill.offer(pages(2))
         await has(shop, "stored", 1)
-        assert spill.leave() == MOST_A_STEP
+        assert spill.leave(2) == MOST_A_STEP
 
 
 async def test_what_the_store_has_no_room_for_is_told() -> None:
@@ -148,24 +150,60 @@ async def test_what_the_store_has_no_room_for_is_told() -> None:
         assert shop.events() == {"stored": 2, "refused": 1}
 
 
-async def test_what_is_in_doubt_goes_after_all_that_was_offered_before() -> None:
+async def test_one_page_is_stored_however_large_it_is() -> None:
+    async with spilling(buffer_pages=0) as (shop, spill):
+        assert spill.leave(0) == 1
+        spill.offer(pages(1))
+        await has(shop, "stored", 1)
+
+
+async def test_what_is_in_doubt_goes_before_anything_else_and_is_not_stored() -> None:
     async with spilling() as (shop, spill):
+        good, (bad,), written = pages(1), pages(2), pages(3)
+        stored(shop, 2)
+        stored(shop, 3)
         shop.store.held.clear()
-        first, second, third = pages(1), pages(1, 2), pages(3)
-        spill.offer(second)
-        spill.doubt([second[1].name.hash])
-        spill.offer(third)
+        spill.offer(written)
+        await until(lambda: asked(shop), within_s=10)
+        spill.offer([bad, *good])
+        spill.doubt([bad.name.hash, written[0].name.hash])
+        assert spill.leave(3) == MOST_A_STEP
         shop.store.fails = True  # a deletion that fails is made good
         shop.store.held.set()
 
         async def tried() -> bool:
-            return shop.count("errors_total", error="BrokerUnreachable") >= 1
+            return shop.count("errors_total", error="BrokerUnreachable") >= 2
 
         await until(tried, within_s=10)
         shop.store.fails = False
-        await has(shop, "stored", 3)
-        assert [*shop.store.values] == [first[0].name.hash, third[0].name.hash]
-        assert shop.events() == {"stored": 3, "doubted": 1}
+        await has(shop, "stored", 1)
+        assert [*shop.store.values] == [good[0].name.hash]
+        assert shop.events() == {"stored": 1, "doubted": 2, "dropped": 2}
+        assert shop.count("buffer_bytes") == 0
+        again = pages(2)  # computed anew
+        spill.offer(again)
+        await has(shop, "stored", 2)
+
+
+@pytest.mark.parametrize("doubted", [False, True])
+async def test_what_is_under_way_when_the_worker_ends_is_done_at_the_end(*, doubted: bool) -> None:
+    async with spilling() as (shop, spill):
+        stored(shop, 9)
+        shop.store.held.clear()
+        spill.offer(pages(1, 2))
+        if doubted:
+            spill.doubt([names(9)[0].hash])
+        await until(lambda: asked(shop), within_s=10)
+        (running,) = [task for task in asyncio.all_tasks() if task.get_name() == "spill"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        shop.store.held.set()
+        await spill.delete_doubted(time.monotonic() + 10)
+        assert shop.events() == ({"doubted": 1} if doubted else {})
+        await spill.flush(time.monotonic() + 10)
+        assert shop.events()["stored"] == 2
+        assert shop.count("buffer_bytes") == 0
+        assert (names(9)[0].hash in shop.store.values) is not doubted
 
 
 async def test_uses_are_told() -> None:
@@ -206,17 +244,21 @@ async def test_saving_ends_when_its_time_is_up_or_the_store_is_full_or_away() ->
 async def test_what_still_waits_is_written_at_the_end() -> None:
     shop = Shop()
     spill = Spill(shop.client, 100 * FORM.page_bytes)
+    stored(shop, 3)
     spill.offer(pages(1, 2))
-    spill.doubt([names(1, 2)[1].hash])
-    await spill.flush(time.monotonic() - 1)
-    assert shop.store.calls == []
-    shop.store.fails = True
-    await spill.flush(time.monotonic() + 10)
-    assert shop.store.calls == ["renew"]
-    shop.store.fails = False
-    await shop.client.until_allowed()
-    await spill.flush(time.monotonic() + 10)
-    assert [*shop.store.values] == [names(1)[0].hash]
+    spill.doubt([names(3)[0].hash])
+    for at_the_end in (spill.delete_doubted, spill.flush):
+        before = len(shop.store.calls)
+        await at_the_end(time.monotonic() - 1)
+        assert len(shop.store.calls) == before
+        shop.store.fails = True
+        await at_the_end(time.monotonic() + 10)
+        assert len(shop.store.calls) == before + 1
+        shop.store.fails = False
+        await shop.client.until_allowed()
+        await at_the_end(time.monotonic() + 10)
+    assert shop.store.calls == ["drop", "drop", "renew", "renew", "put"]
+    assert [*shop.store.values] == [name.hash for name in names(1, 2)]
     await shop.client.close()
 
 
