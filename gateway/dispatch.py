@@ -136,7 +136,7 @@ class Dispatch:
                 return await self._offer(order, offer)
             except QueueFull as error:
                 full = error
-                wait_s = _least_wait_s(offer.decision, gone)
+                wait_s = least_wait_s(offer.decision, gone)
                 refused[offer.target.incarnation] = _full(error.depth, error.limit)
             except WorkerGone:
                 refused[offer.target.incarnation] = "it is gone"
@@ -275,7 +275,7 @@ class Speeds:
         return self._rates
 
 
-def _least_wait_s(decision: Decision, gone: Container[str]) -> float:
+def least_wait_s(decision: Decision, gone: Container[str]) -> float:
     """Until the first of those who take jobs, but have no room, may have some. `gone`: incarnations."""
     ready = [each for each in decision.considered if each.candidate.state == READY]
     return min(each.cost.wait_s for each in ready if each.candidate.incarnation not in gone)
