@@ -34,6 +34,12 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 )
 @click.option("--pages", default=DEFAULTS.pages, help="Where workers keep pages: none, redis, or dir:PATH.")
 @click.option("--pages-redis", default=DEFAULTS.pages_redis, help="With it pages are in this server.")
+@click.option(
+    "--pages-ttl",
+    type=Finite(min=1),
+    default=DEFAULTS.pages_ttl,
+    help="Seconds without use after which one is forgotten.",
+)
 @click.option("--max-streams", type=click.IntRange(1), default=DEFAULTS.max_streams, help="Open Generate calls.")
 @click.option(
     "--grace",

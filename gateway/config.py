@@ -6,6 +6,8 @@ import errno
 import socket
 from dataclasses import dataclass
 
+from kvstore.page_store import TTL_S
+
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Largest request message: large enough for a prompt of a million token ids. A bigger one is refused by
 ``gateway.rpc.parse``, which says so in words."""
@@ -27,7 +29,8 @@ class GatewayConfig:
     `grpc_port` and `metrics_port` 0 let the system choose; the `ready` line tells the result. `max_queue` bounds the
     jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `policy` says how workers
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
-    the URL of a server for them, if it is not the broker's. `grace_s` is how long streams may go on after SIGTERM, in
+    the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
+    forget one. `grace_s` is how long streams may go on after SIGTERM, in
     seconds.
     """
 
@@ -40,6 +43,7 @@ class GatewayConfig:
     policy: str = "prefix"
     pages: str = "none"
     pages_redis: str = ""
+    pages_ttl: float = TTL_S
     max_streams: int = 1024
     grace_s: float = 30.0
     tokenizer_threads: int = 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import KvError
 from kvstore.outage import Outage
-from kvstore.page_store import PageLimits
+from kvstore.page_store import TTL_S, PageLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,33 +37,32 @@ MOST_BLOCKS: Final = 4096
 AT_A_TIME: Final = 4
 """Questions that are under way together: as many as a store has connections. What waits for its turn here does not
 wait for the store."""
-# Of a store that is only read; how old its pages may be is for those who write them.
-_LIMITS: Final = PageLimits(budget=1 << 62, ttl_s=10.0 * 365 * 86_400)
 
 
 class PlaceError(OSError):
     """Pages can't be where they are said to be; the message says which option to change."""
 
 
-def open_store(pages: str, pages_redis: str, broker: str, namespace: str) -> PageStore | None:
-    """The store that workers with the same settings use; None: none. Connects when it is first used.
+def open_store(pages: str, pages_redis: str, broker: str, namespace: str, ttl_s: float = TTL_S) -> PageStore | None:
+    """The store that workers with the same settings use, to read; None: none. Connects when it is first used.
 
     Raises PlaceError for what is no place.
     """
+    limits = PageLimits(0, ttl_s)  # who only reads has no budget
     kind, _, path = pages.partition(":")
     if kind == "dir" and path:
         if pages_redis:
             raise PlaceError(f"pages can't be both in {pages} and in a server: leave out --pages or --pages-redis")
         from kvstore.page_dir import DirPages
 
-        return DirPages(Path(path).expanduser(), _LIMITS)
+        return DirPages(Path(path).expanduser(), limits, readonly=True)
     if pages not in ("none", "redis"):
         raise PlaceError(f"--pages {pages} is not none, redis or dir:PATH")
     if pages == "none" and not pages_redis:
         return None
     from kvstore.page_redis import RedisPages
 
-    return RedisPages(pages_redis or broker, namespace, _LIMITS)
+    return RedisPages(pages_redis or broker, namespace, limits)
 
 
 class Stored:

@@ -84,7 +84,7 @@ class Gateway:
         config = self._config
         require_port(config.host, config.grpc_port, "--grpc-port")
         require_port(config.host, config.metrics_port, "--metrics-port")
-        store = open_store(config.pages, config.pages_redis, config.redis, config.namespace)
+        store = open_store(config.pages, config.pages_redis, config.redis, config.namespace, config.pages_ttl)
         try:
             if store is not None:
                 self._pages = Stored(store)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kvstore.block_hash import BlockHash
 
 
+TTL_S: Final = 86_400.0
+"""After so long without use a page is forgotten, unless somebody says otherwise."""
 RANK_MS: Final = 10
 """So much longer ago a page counts as used than one of the next lower rank."""
 

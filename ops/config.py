@@ -84,6 +84,7 @@ class FleetConfig:
             *("--metrics-port", str(_nth(self.metrics_port, index))),
             *("--policy", self.policy),
             *(("--pages", self.pages) if self.pages != "none" else ()),
+            *(("--pages-ttl", str(self.pages_ttl)) if self.pages_ttl is not None else ()),
             *("--grace", f"{self.grace:g}"),
         ]
 

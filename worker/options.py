@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from kvstore.page_store import TTL_S
 from kvstore.ranges import Finite
 from worker.kernels.native.library import LEVELS
 
@@ -67,7 +68,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--pages-bytes": {"type": click.IntRange(min=1), "default": 1 << 30, "help": "Of all pages together, at most."},
     "--pages-ttl": {
         "type": Finite(min=1),
-        "default": 86400.0,
+        "default": TTL_S,
         "help": "Seconds without use after which a page is forgotten.",
     },
     "--spill-buffer": {

@@ -13,7 +13,7 @@ from gateway.prefixes import PromptHashes
 from kvstore.errors import KvError
 from kvstore.page_dir import DirPages
 from kvstore.page_redis import RedisPages
-from kvstore.page_store import PageRef, StoredPage
+from kvstore.page_store import PageLimits, PageRef, StoredPage
 from kvstore.registry import WorkerInfo
 from octavo.v1 import job_pb2
 
@@ -49,10 +49,7 @@ class Counting(DirPages):
 @asynccontextmanager
 async def storing(folder: Path, *blocks: int) -> AsyncIterator[tuple[Counting, PromptHashes]]:
     """A store that has these blocks of the prompt."""
-    made = open_store(f"dir:{folder}", "", "", "default")
-    assert isinstance(made, DirPages)
-    store = Counting(folder, made._limits)
-    await made.close()
+    store = Counting(folder, PageLimits(1 << 20, 60.0))
     hashes = PromptHashes(JOB)
     await hashes.prepare([worker("w0")])
     chain = hashes.of(worker("w0"))
@@ -139,6 +136,23 @@ async def test_a_question_is_of_so_many_blocks_at_most(tmp_path: Path) -> None:
         await hashes.prepare([worker("w0")])
         await Stored(store).look([worker("w0")], hashes, {"w0": 1})
         assert store.asked == (MOST_BLOCKS,)
+
+
+async def test_a_folder_is_only_read_and_what_is_too_old_is_not_there(tmp_path: Path) -> None:
+    place, absent = tmp_path / "pages", open_store(f"dir:{tmp_path}/absent", "", "", "default")
+    assert absent is not None
+    async with storing(place, 0, 1) as (store, hashes):
+        chain = hashes.of(worker("w0"))
+        read = open_store(f"dir:{place}", "", "", "default", ttl_s=100.0)
+        assert isinstance(read, DirPages)
+        assert await read.covered("f", chain) == 2
+        await store._run(lambda database: database.execute("UPDATE pages SET used = used - 101").fetchall())
+        assert await read.covered("f", chain) == await absent.covered("f", chain) == 0
+        with pytest.raises(KvError, match="readonly"):
+            await read.put("f", [StoredPage(PageRef(chain[2], 0), b"page")])
+    for each in (read, absent):
+        await each.close()
+    assert not (tmp_path / "absent").exists()
 
 
 async def test_where_pages_are(tmp_path: Path) -> None:

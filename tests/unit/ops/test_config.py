@@ -125,6 +125,9 @@ def test_where_pages_go_is_passed_on_but_a_url_is_not_shown_to_others() -> None:
     assert not any("secret" in part for part in config.worker_arguments(0, cores=1))
     known = {flag for param in worker_command.params for flag in param.opts}
     assert set(given) <= known
+    given = flags(config.gateway_arguments(0))
+    assert (given["--pages"], given["--pages-ttl"]) == ("dir:/there", "60.0")
+    assert set(given) <= {flag for param in gateway_command.params for flag in param.opts}
 
 
 def test_a_place_for_pages_that_is_none_is_refused_by_the_fleet() -> None:
