@@ -95,7 +95,7 @@ def candidate_of(each: fleet_pb2.Candidate) -> Candidate:
         worker=each.worker,
         incarnation=each.incarnation,
         state=READY,
-        kind=each.incarnation,
+        fingerprint=each.incarnation,
         load=Load(each.jobs, each.tokens, each.prefill_tokens, each.sequences),
         rates=Rates(
             prefill_tok_s=each.prefill_tokens_per_s,

@@ -76,8 +76,8 @@ class Candidate(NamedTuple):
     worker: str
     incarnation: str
     state: str
-    kind: str
-    """Its model's fingerprint: workers that agree on it do the same work."""
+    fingerprint: str
+    """Of its model: workers that agree on it do the same work."""
     load: Load
     """Charged to it and not refunded."""
     rates: Rates = DEFAULTS

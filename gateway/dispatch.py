@@ -202,8 +202,8 @@ class Dispatch:
             found.append(
                 Candidate(
                     *(each.id, each.incarnation, each.state, each.fingerprint, load, rates),
-                    held=0 if scored else view.held[each.id] * size,
-                    stored=0 if scored else view.stored.get(each.id, 0) * size,
+                    held=0 if scored else view.held_blocks[each.id] * size,
+                    stored=0 if scored else view.stored_blocks.get(each.id, 0) * size,
                     max_running=each.max_running,
                     kv_tokens=each.kv_tokens,
                     used=each.blocks_used * size,

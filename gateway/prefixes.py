@@ -60,11 +60,11 @@ class Index(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was found, by worker id. Counts of blocks."""
+    """What was found, by worker id."""
 
     loads: Mapping[str, Load]
-    held: Mapping[str, int]
-    stored: Mapping[str, int]
+    held_blocks: Mapping[str, int]
+    stored_blocks: Mapping[str, int]
     """What follows in the page store, where the worker would fetch it. Not every worker is there."""
     index: Index
 

@@ -225,7 +225,7 @@ def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Polic
             each.candidate(job, max(each.held(job.blocks), promises.held(each.name, job.blocks)), job.arrival_s)
             for each in workers
         ]
-        leveled = level([each.kind for each in candidates], [each.rates for each in candidates])
+        leveled = level([each.fingerprint for each in candidates], [each.rates for each in candidates])
         candidates = [each._replace(rates=rates) for each, rates in zip(candidates, leveled, strict=True)]
         decision = route(candidates, work, policy=policy, refused={}, rng=rng, last=last)
         assert decision.chosen is not None

@@ -13,7 +13,7 @@ from gateway.models import Models, Served
 from kvstore.errors import BrokerError, BrokerFull, BrokerUnreachable, QueueFull, WorkerGone
 from kvstore.jobs import Submitted
 from kvstore.prefix_index import Seen
-from kvstore.worker_info import Load, WorkerInfo
+from kvstore.registry import Load, WorkerInfo
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ async def test_500_calls_at_once_all_see_what_the_fleet_holds() -> None:
     looks: Any = Looks
     looks = looks(world, world, limit_s=1.0)
     views = await asyncio.gather(*(looks.look([worker()], hashes, nothing) for _ in range(500)))
-    assert {(view.index, view.held["w"]) for view in views} == {(Index.EXACT, 2)}
+    assert {(view.index, view.held_blocks["w"]) for view in views} == {(Index.EXACT, 2)}
     assert world.most == AT_A_TIME
 
 
@@ -123,7 +123,7 @@ async def test_an_index_in_trouble_is_left_alone_for_a_while(trouble: str) -> No
     world.trouble = trouble
     for _ in range(3):
         view = await looks.look([worker()], hashes, nothing)
-        assert (view.index, view.held, view.loads) == (Index.FALLBACK, {"w": 0}, {"w": Load(1, 2, 3, 4)})
+        assert (view.index, view.held_blocks, view.loads) == (Index.FALLBACK, {"w": 0}, {"w": Load(1, 2, 3, 4)})
     assert world.asked == 1
     world.trouble = ""
     now += ALONE_S
@@ -143,4 +143,4 @@ async def test_what_is_promised_meanwhile_is_not_counted_among_the_pages_as_well
     for promise, stored in ((0, 5), (4, 3), (9, 0)):
         promised = {"w": 0}
         view = await looks.look([worker()], hashes, lambda: promised)  # noqa: B023 (called before the next round)
-        assert (view.held["w"], view.stored["w"]) == (max(2, promise), stored)
+        assert (view.held_blocks["w"], view.stored_blocks["w"]) == (max(2, promise), stored)

@@ -19,7 +19,7 @@ def candidate(name: str, tokens: int = 0, state: str = "ready", **fields: Any) -
     """`jobs`, of one sequence each, and `prefill` go to its load."""
     jobs = fields.pop("jobs", 0)
     load = Load(jobs, tokens, fields.pop("prefill", 0), jobs)
-    return Candidate(name, f"{name}-1", state, load=load, **{"kind": "f", "rates": RATES, **fields})
+    return Candidate(name, f"{name}-1", state, load=load, **{"fingerprint": "f", "rates": RATES, **fields})
 
 
 def decide(
@@ -77,7 +77,7 @@ def test_a_holder_whose_queue_costs_more_than_computing_is_left_alone() -> None:
 
 def test_a_faster_worker_wins_though_it_holds_less() -> None:
     fast = Rates(prefill_tok_s=50_000.0, step_s=0.005, sequence_s=0.0001)
-    assert chosen(candidate("a", held=496), candidate("g", rates=fast, kind="g")) == "g"
+    assert chosen(candidate("a", held=496), candidate("g", rates=fast, fingerprint="g")) == "g"
 
 
 def test_of_many_that_cost_the_same_any_is_chosen_evenly_and_by_the_given_generator() -> None:
