@@ -151,8 +151,10 @@ class WorkerLoop:
             await self._intake.close()
             await self._stealing.close()
             await self._heartbeat.leave()
-            if self._pages is not None and drained:
-                await self._pages.save(self._thread)
+            if self._pages is not None:
+                await self._pages.forget()
+                if drained:
+                    await self._pages.save(self._thread)
             self._thread.shutdown(wait=False)
 
     async def _steps(self) -> None:

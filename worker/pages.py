@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SAVE_S: Final = 5.0
 """How long a worker that ends may take to store what its pool has cached."""
+FORGET_S: Final = 2.0
+"""And to delete what is in doubt, before that."""
 WARM_S: Final = 60.0
 """After so long a new worker does not fetch the hottest pages any more."""
 WARM_SHARE: Final = 0.25
@@ -117,22 +119,39 @@ class Pages:
         assert self._fetch is not None
         await self._fetch.prepare(names)
 
+    async def forget(self) -> None:
+        """Deletes what is in doubt still, before the worker ends, however it does."""
+        self._spill.doubt([*self._paging.doubted])  # also that of steps which nobody has taken
+        try:
+            async with asyncio.timeout(FORGET_S):
+                await self._spill.delete_doubted(time.monotonic() + FORGET_S)
+        except TimeoutError:
+            logger.warning("pages in doubt could not be deleted in %.1f s", FORGET_S)
+
     async def save(self, engines_thread: Executor) -> None:
         """Stores what the pool has cached, before the worker ends: when there are no steps any more."""
-        began, loop = time.monotonic(), asyncio.get_running_loop()
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(SAVE_S):
+                saved, cached = await self._save(engines_thread, began + SAVE_S)
+        except TimeoutError:  # of the store, or of a step that does not come back
+            logger.warning("pages: what is cached could not be stored in %.1f s", SAVE_S)
+        except Exception:  # a fault of ours: the worker ends as it would without pages
+            logger.exception("storing the cached pages failed")
+        else:
+            logger.info("pages: %d of %d cached blocks are stored, in %.1f s", saved, cached, time.monotonic() - began)
+
+    async def _save(self, engines_thread: Executor, until: float) -> tuple[int, int]:
+        """How many are stored, of how many."""
+        loop = asyncio.get_running_loop()
         names = await loop.run_in_executor(engines_thread, self._paging.cached)
 
         async def read(some: Sequence[PageName]) -> list[Spilled]:
             return await loop.run_in_executor(engines_thread, self._paging.read, some)
 
-        try:
-            await self._spill.delete_doubted(began + SAVE_S)
-            saved = await self._spill.save(names, read, self._config.budget, began + SAVE_S)
-            await self._spill.flush(began + SAVE_S)
-        except Exception:  # a fault of ours: the worker ends as it would without pages
-            logger.exception("storing the cached pages failed")
-            return
-        logger.info("pages: %d of %d cached blocks are stored, in %.1f s", saved, len(names), time.monotonic() - began)
+        saved = await self._spill.save(names, read, self._config.budget, until)
+        await self._spill.flush(until)
+        return saved, len(names)
 
     async def close(self) -> None:
         """The store is not used any more."""
