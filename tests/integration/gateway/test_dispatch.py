@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,13 @@ import pytest
 from gateway.dispatch import Dispatch, Order
 from gateway.errors import NoWorker
 from gateway.models import Models
+from gateway.prefixes import Index
 from gateway.tasks import Tasks
 from gateway.tokenize import TokenizerPool
 from kvstore.jobs import Jobs, Submitted
 from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import Registry
-from octavo.v1 import inference_pb2, job_pb2
+from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
 from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
@@ -103,6 +106,20 @@ async def test_a_full_worker_is_routed_around(broker: Broker) -> None:
         served = await stage.models.find("")
         sent = [await stage.dispatch.submit(order(request_id), served) for request_id in ("r1", "r2")]
         assert {each.worker for each in sent} == {"w0", "w1"}
+
+
+async def test_500_prompts_at_once_are_all_placed_by_what_workers_hold(broker: Broker) -> None:
+    """Their crowd takes longer than the index may."""
+    workers = [ScriptedWorker(broker, f"w{index}") for index in range(2)]
+    async with dispatching(broker, *workers, max_queue=1000) as stage:
+        served = await stage.models.find("")
+        prompt = range(2, 2000)
+        orders = [order(f"r{index}", [index + 2, *prompt]) for index in range(500)]
+        sent = await asyncio.gather(*(stage.dispatch.submit(each, served) for each in orders))
+        assert {each.submitted for each in sent} == {Submitted.ACCEPTED}
+        found = await broker.call("XRANGE", broker.keys.routes, "-", "+")
+        records = [fleet_pb2.RouteRecord.FromString(fields[b"d"]) for _, fields in found]
+        assert Counter(each.index for each in records) == {Index.EXACT: 500}
 
 
 class CountingRegistry(Registry):
