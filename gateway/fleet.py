@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import grpc
 
     from gateway.rpc import Context
-    from kvstore.jobs import JobRecord, Jobs, QueueInfo
+    from kvstore.jobs import Jobs, QueueInfo
     from kvstore.registry import Registry, WorkerInfo
 
 NAME = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
@@ -53,10 +53,10 @@ class FleetService:
     async def explain(self, request: fleet_pb2.ExplainRequest, _context: Context) -> fleet_pb2.ExplainResponse:
         """Why a job went where it went, and what it found there. Raises AdmissionError, JobNotFound."""
         check_request_id(request.request_id)
-        record = await self._jobs.get(request.request_id)
-        if record is None:
+        found = await explanation(self._jobs, request.request_id)
+        if found is None:
             raise JobNotFound(request.request_id)
-        return explanation(record)
+        return found
 
 
 def worker_message(info: WorkerInfo) -> fleet_pb2.Worker:
@@ -99,12 +99,16 @@ def queue_message(info: QueueInfo) -> fleet_pb2.Queue:
     )
 
 
-def explanation(record: JobRecord) -> fleet_pb2.ExplainResponse:
-    """What a job's hash says. A record of its route that does not parse is left out."""
+async def explanation(jobs: Jobs, request_id: str) -> fleet_pb2.ExplainResponse | None:
+    """What is kept of a job and of its route; None: no such job. A record of the route that does not parse, or is
+    another job's, is left out. Raises BrokerError."""
+    record = await jobs.get(request_id)
+    if record is None:
+        return None
     route = None
-    if record.route:
-        with suppress(DecodeError):
-            route = fleet_pb2.RouteRecord.FromString(record.route)
+    with suppress(DecodeError):
+        found = fleet_pb2.RouteRecord.FromString(await jobs.route(request_id))
+        route = found if found.request_id == request_id else None
     return fleet_pb2.ExplainResponse(
         route=route,
         worker=record.worker,

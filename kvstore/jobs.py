@@ -220,16 +220,8 @@ class Jobs:
         None: these two cannot trade, see steal.lua. Each repetition after a lost reply may take one more, by the same
         measure. Raises ValueError for what is no time.
         """
-        return await stealing.steal(
-            self._broker,
-            worker,
-            incarnation,
-            victim,
-            prefill_s_per_token=prefill_s_per_token,
-            place_s=place_s,
-            margin_s=margin_s,
-            max_look=max_look,
-        )
+        terms = {"prefill_s_per_token": prefill_s_per_token, "place_s": place_s, "margin_s": margin_s}
+        return await stealing.steal(self._broker, worker, incarnation, victim, max_look=max_look, **terms)
 
     async def finish(
         self,
@@ -278,6 +270,10 @@ class Jobs:
         except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
             self._broker.malformed += 1
             return None
+
+    async def route(self, request_id: str) -> bytes:
+        """The octavo.v1.RouteRecord that the job was submitted with; empty: none, or it is not kept any more."""
+        return await submissions.route(self._broker, request_id)
 
     async def end_orphans(self) -> list[str]:
         """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids.

@@ -18,10 +18,12 @@ name                            type                what
                                                     the worker), open (choices not ended), charge (tokens charged to
                                                     the load), prefill (prompt tokens charged as not cached, until the
                                                     first delivery), prompt_tokens, predicted (cached tokens, by the
-                                                    router; 0 once stolen), cached_tokens, route
-                                                    (octavo.v1.RouteRecord), stolen_from (worker), finish (of the
-                                                    choice that ended last, or from outside), finisher. No TTL until
-                                                    it ended.
+                                                    router; 0 once stolen), cached_tokens, route (its id in
+                                                    ``routes``), stolen_from (worker), finish (of the choice that
+                                                    ended last, or from outside), finisher. No TTL until it ended.
+``jobs:<worker>``               stream              field ``request`` = id of a job that has not ended, in the order in
+                                                    which they came. Its group ``workers`` has a consumer for each
+                                                    incarnation: pending is what that one has read.
 ``log:<request>``               stream              token log: field ``d`` = octavo.v1.Deliveries with one delivery.
                                                     Expires with its job.
 ``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, block_size, context_length,
@@ -34,8 +36,8 @@ name                            type                what
 ``held:<worker>:<incarnation>`` set with TTL        the first 16 bytes of each BlockHash that the worker's pool offers,
                                                     closed under prefix. Advice: the pool decides what is a hit.
 ``held:...:<replacement>``      set with TTL        what is to take that set's place, while it is written.
-``routes``                      stream with TTL     field ``d`` = octavo.v1.RouteRecord: recent decisions, for replay.
-                                                    Bounded by number and size.
+``routes``                      stream with TTL     field ``d`` = octavo.v1.RouteRecord: recent decisions, for explain
+                                                    and replay. Bounded by number and size.
 ``gateway:<incarnation>``       string with TTL     lease of a gateway.
 ``channel:<incarnation>``       pub/sub             to a gateway: octavo.v1.Deliveries. To a worker: a request id that
                                                     was ended from outside. Only a doorbell: the log and the job decide.

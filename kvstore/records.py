@@ -112,8 +112,6 @@ class JobRecord:
     cached_tokens: int
     started: bool
     """It has its first delivery, and with it the true ``cached_tokens``."""
-    route: bytes
-    """octavo.v1.RouteRecord, as it was decided; empty for a job that was submitted without."""
     stolen_from: str
     """Worker that the job was taken from last; empty: it is where it was submitted to."""
     finish: int | None
@@ -126,7 +124,7 @@ class JobRecord:
 
 RECORD_FIELDS = (
     *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
-    *("prompt_tokens", "predicted", "cached_tokens", "route", "stolen_from"),
+    *("prompt_tokens", "predicted", "cached_tokens", "stolen_from"),
     *("submitted_ms", "deadline_ms", "finish", "choices"),
     *(f"next:{choice}" for choice in range(MAX_CHOICES)),
     *(f"end:{choice}" for choice in range(MAX_CHOICES)),
@@ -199,7 +197,7 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
     if not isinstance(stored, list) or stored[0] is None:
         return None
     state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
-    prompt_tokens, predicted, cached_tokens, route, stolen_from, *numbers = numbers
+    prompt_tokens, predicted, cached_tokens, stolen_from, *numbers = numbers
     submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
     count = int(choices)
     past = {choice: int(index or 0) for choice, index in enumerate(by_choice[:count])}
@@ -218,7 +216,6 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         predicted=int(predicted or 0),
         cached_tokens=int(cached_tokens),
         started=bool(ends) or any(past.values()),
-        route=route or b"",
         stolen_from=(stolen_from or b"").decode(),
         finish=int(finish) if finish else None,
         submitted_ms=int(submitted_ms),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import BrokerFull, QueueFull, RequestIdTaken, WorkerGone
+from kvstore.errors import BrokerError, BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.limits import broken
 from kvstore.records import Attached, Submitted, charge
 
@@ -90,6 +90,19 @@ async def attach(broker: Broker, request_id: str, digest: bytes, caller: str, ga
     return Attached(
         Submitted(answer.decode()), worker.decode(errors="replace"), int(predicted) if predicted.isdigit() else 0
     )
+
+
+async def route(broker: Broker, request_id: str) -> bytes:
+    """The octavo.v1.RouteRecord that came with a job; empty: none did, or so many came later that it is gone."""
+    entry = await broker.call("HGET", broker.keys.job(request_id), "route")
+    if entry is None:
+        return b""
+    # Errors are ids that are none, and a key of another type: somebody else wrote them.
+    (found,) = await broker.pipeline([("XRANGE", broker.keys.routes, entry, entry)])
+    if isinstance(found, BrokerError):
+        broker.malformed += 1
+        return b""
+    return bytes(found[0][1].get(b"d", b"")) if found else b""
 
 
 def _bounded(deadline_ms: int) -> int:

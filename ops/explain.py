@@ -33,7 +33,7 @@ COLUMNS = (
 def command(request_id: str, target: str, redis: str, namespace: str, as_json: bool) -> None:
     """Show why a job went where it went: every worker that was considered, and what the job found in its cache.
 
-    ID is the request's. A job is kept for ten minutes after its end.
+    ID is the request's. A job is kept for ten minutes after its end; of decisions, the last thousands of the fleet.
 
     held, stored: prompt tokens in the worker's cache, and more that the page store had. jobs, waiting: what the worker
     was charged with, the latter in prompt tokens. The costs are in seconds: until the job's turn comes, for its prompt,
@@ -74,8 +74,7 @@ async def from_redis(url: str, namespace: str, request_id: str) -> fleet_pb2.Exp
     """The same, without a gateway; None: unknown. Raises KvError."""
     from gateway.fleet import explanation
 
-    record = await show.from_redis(url, namespace, lambda broker: Jobs(broker).get(request_id))
-    return explanation(record) if record is not None else None
+    return await show.from_redis(url, namespace, lambda broker: explanation(Jobs(broker), request_id))
 
 
 def story(found: fleet_pb2.ExplainResponse) -> list[str]:
@@ -86,7 +85,7 @@ def story(found: fleet_pb2.ExplainResponse) -> list[str]:
     lines = [f"{found.state} {where}; attempt {found.attempt}"]
     route = found.route
     if not found.HasField("route"):
-        lines.append("no decision was recorded with it")
+        lines.append("its decision is not kept: it came without one, or many came later")
     else:
         chosen = route.candidates[route.chosen]
         lines.append(f"sent to {chosen.worker} by policy {route.policy}; prefix index {route.index}")

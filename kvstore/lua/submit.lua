@@ -47,9 +47,11 @@ if ARGV[7] ~= '' then
 end
 charge_to(load, ARGV[9], ARGV[12], ARGV[11])
 if ARGV[14] ~= '' then
-  redis.call('HSET', job, 'route', ARGV[14])
   -- pcall: only a record. A key of another type must not leave a job half accepted.
-  redis.pcall('XADD', routes, 'MAXLEN', '~', ARGV[15], '*', 'd', ARGV[14])
+  local route = redis.pcall('XADD', routes, 'MAXLEN', '~', ARGV[15], '*', 'd', ARGV[14])
+  if type(route) == 'string' then
+    redis.call('HSET', job, 'route', route)
+  end
   redis.call('PEXPIRE', routes, ARGV[16])
 end
 return {'accepted'}

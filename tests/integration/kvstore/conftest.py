@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from kvstore.client import Broker, BrokerConfig, connect
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.jobs import Claim, Commit, Entry, JobRecord, Jobs, Submitted
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from kvstore.token_log import decode, read
 from octavo.v1 import inference_pb2, job_pb2
 
+from .proxy import Proxy
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from redis.asyncio import Redis
-
-    from kvstore.client import Broker
 
 T = TypeVar("T")
 
@@ -222,3 +223,32 @@ async def set_stage(broker: Broker, lease_ttl_ms: int) -> AsyncIterator[Stage]:
         yield Stage(broker, jobs, registry, reader)
     finally:
         await reader.aclose()
+
+
+@pytest.fixture
+async def proxy(broker_url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(broker_url) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def through(proxy: Proxy, broker: Broker, command_timeout_s: float) -> AsyncIterator[Stage]:
+    """The stage of ``broker``'s namespace, seen through the proxy."""
+    behind = await connect(BrokerConfig(proxy.url, broker.keys.namespace, command_timeout_s=command_timeout_s))
+    async with set_stage(behind, LONG_TTL_MS) as stage:
+        yield stage
+    await behind.close()
+
+
+@pytest.fixture
+async def far(proxy: Proxy, broker: Broker) -> AsyncIterator[Stage]:
+    """Not even a busy machine makes a command time out."""
+    async with through(proxy, broker, 5.0) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def impatient(proxy: Proxy, broker: Broker) -> AsyncIterator[Stage]:
+    """For tests that wait for a command to time out."""
+    async with through(proxy, broker, 0.3) as stage:
+        yield stage

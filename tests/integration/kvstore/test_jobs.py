@@ -12,7 +12,7 @@ from kvstore import submissions
 from kvstore.errors import QueueFull, RequestIdTaken, WorkerGone
 from kvstore.jobs import Attached, Commit, Committed, Finished, Jobs, JobState, Submitted
 from kvstore.keys import GROUP
-from kvstore.registry import DRAINING, Load, new_incarnation
+from kvstore.registry import DRAINING, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
 
 from .conftest import Ear, Stage, chunk, job, until
@@ -59,43 +59,6 @@ async def test_the_whole_life(stage: Stage, broker: Broker) -> None:
     assert (await broker.call("XPENDING", broker.keys.jobs("w0"), GROUP))["pending"] == 0
     for key in (broker.keys.job("r1"), broker.keys.log("r1")):
         assert 590_000 < await broker.call("PTTL", key) <= 600_000
-
-
-async def test_how_it_was_routed_stays_with_a_job(stage: Stage, broker: Broker) -> None:
-    worker = await stage.worker()
-    await stage.submit("r1", worker, prompt=range(40), prefill=8, predicted=32, route=b"reasons")
-    assert (await stage.registry.loads([worker]))["w0"] == Load(1, 47, 8, 1)
-    # Attaching is no new decision.
-    assert await stage.submit("r1", worker, prompt=range(40), prefill=1, route=b"other") is Submitted.ATTACHED
-    (claim,) = await stage.claim(worker)
-    assert list(claim.job.prompt_token_ids) == [*range(40)]
-    record = await stage.record("r1")
-    assert (record.predicted, record.route, record.stolen_from, record.started) == (32, b"reasons", "", False)
-
-    first = chunk("r1", 0, [5])
-    first.route.cached_tokens = 16
-    await stage.commit(worker, first)
-    assert (await stage.registry.loads([worker]))["w0"] == Load(1, 47, 0, 1)
-    assert await stage.jobs.cancel("r1") is Finished.ENDED
-    record = await stage.record("r1")
-    assert (record.predicted, record.cached_tokens, record.route, record.started) == (32, 16, b"reasons", True)
-    assert await broker.call("EXISTS", broker.keys.load("w0", worker.incarnation)) == 0
-    assert [entry[1] for entry in await broker.call("XRANGE", broker.keys.routes, "-", "+")] == [{b"d": b"reasons"}]
-
-
-async def test_a_prompt_is_refunded_with_whatever_comes_first(stage: Stage) -> None:
-    """Tokens of any choice, an end without any, an end from outside before all."""
-    worker = await stage.worker()
-    for number in range(4):
-        await stage.submit(f"r{number}", worker, n=2, prefill=3)
-    await stage.claim(worker)
-    assert (await stage.registry.loads([worker]))["w0"] == Load(4, 68, 12, 8)
-    await stage.commit(worker, chunk("r0", 0, [5], choice=1), chunk("r1", 0, [], finish=inference_pb2.LENGTH))
-    assert (await stage.registry.loads([worker]))["w0"] == Load(4, 68, 6, 8)
-    await stage.commit(worker, chunk("r0", 0, [5], choice=0), chunk("r1", 0, [], choice=1, finish=inference_pb2.STOP))
-    assert (await stage.registry.loads([worker]))["w0"] == Load(3, 51, 6, 6)
-    await stage.jobs.cancel("r2")
-    assert (await stage.registry.loads([worker]))["w0"] == Load(2, 34, 3, 4)
 
 
 async def test_recent_decisions_are_kept_within_bounds(

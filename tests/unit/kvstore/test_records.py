@@ -133,7 +133,7 @@ def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:
     assert (record.state, record.finish, record.remaining_ms) == (JobState.RUNNING, None, None)
     assert (record.next, record.ends) == ({0: 7, 1: 0, 2: 4}, {2: inference_pb2.LENGTH})
     assert parse_record("r", [None] * len(RECORD_FIELDS), now_ms=0) is None
-    assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 15 + 2 * MAX_CHOICES
+    assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 14 + 2 * MAX_CHOICES
 
 
 def test_what_is_published_together_stays_below_what_is_read() -> None:

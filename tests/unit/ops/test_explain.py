@@ -87,7 +87,7 @@ def test_json_is_the_services_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "line", "text"),
     [
         (lambda f: f.__setattr__("stolen_from", "w0"), 0, "ended on worker w1, which took it from w0; attempt 1"),
-        (lambda f: f.ClearField("route"), 1, "no decision was recorded with it"),
+        (lambda f: f.ClearField("route"), 1, "its decision is not kept: it came without one, or many came later"),
         (lambda f: f.ClearField("started"), 3, "found: not known before its first token"),
         (
             lambda f: f.route.__setattr__("predicted_cached_tokens", 1024),
