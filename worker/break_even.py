@@ -16,6 +16,8 @@ MOST_SURPRISE: Final = 4.0
 """A fetch counts as no more than so many times slower than expected. What lasts is learnt all the same."""
 PROBE_S: Final = 30.0
 """When fetching does not pay, one small fetch in so long finds out whether it does by now."""
+ASK_S: Final = 5.0
+"""When only the latency speaks against it, one question in so long finds out what it is by now."""
 PROBE_TOKENS: Final = 256
 """No more than that are fetched to find out. A fetch of fewer tells less of the speed."""
 
@@ -29,22 +31,23 @@ class BreakEven:
         self._token_s: float | None = None
         self._tokens = 0
         """Fetched so far."""
-        self._probed = float("-inf")
+        self._probed = self._asked = float("-inf")
 
     @property
     def fetch_tok_s(self) -> float:
         """Tokens that a second of fetching brings; 0: nothing was fetched yet."""
         return 1 / self._token_s if self._token_s else 0.0
 
-    def asked(self, seconds: float) -> None:
+    def asked(self, seconds: float, now: float) -> None:
         """A question without pages took so long."""
+        self._asked = now
         memory = QUICKER if seconds < self.latency_s else MEMORY
         self.latency_s = seconds if not self.latency_s else self.latency_s + memory * (seconds - self.latency_s)
 
     def late(self, seconds: float, now: float) -> None:
         """A question had no answer in so long. How much longer it takes is not known: it counts as a surprise."""
         self._probed = now
-        self.asked(max(MOST_SURPRISE * seconds, self.latency_s))
+        self.asked(max(MOST_SURPRISE * seconds, self.latency_s), now)
 
     def fetched(self, tokens: int, seconds: float) -> None:
         """So many tokens were fetched in so long, and are ready to be taken in."""
@@ -61,7 +64,9 @@ class BreakEven:
         self._token_s = known + weight * (min(token_s, MOST_SURPRISE * known) - known)
 
     def worth_a_look(self, tokens: int, prefill_tok_s: float, now: float) -> bool:
-        """Whether ``most`` might be more than none."""
+        """Whether to ask what is there: ``most`` might be more than none, or the latency has to be found out."""
+        if now - self._asked >= ASK_S and tokens * (self._token_s or 0.0) < tokens / prefill_tok_s:
+            return True
         return self.pays(tokens, prefill_tok_s) or now - self._probed >= PROBE_S
 
     def most(self, tokens: int, prefill_tok_s: float, now: float) -> int:

@@ -164,7 +164,7 @@ class Fetch:
         if covered is None:
             metrics.miss(UNREACHABLE)
             return
-        self.break_even.asked(now - began)
+        self.break_even.asked(now - began, now)
         if covered < len(names):
             metrics.miss(ABSENT)
         names = names[: self.break_even.most(covered * size, self._prefill_tok_s(), now) // size] if covered else []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from worker.break_even import PROBE_S, PROBE_TOKENS, BreakEven
+from worker.break_even import ASK_S, PROBE_S, PROBE_TOKENS, BreakEven
 from worker.circuit import FIRST_S, LONGEST_S, Circuit
 
 
 def measured(latency_s: float = 0.01, tokens_per_s: float = 10_000) -> BreakEven:
     made = BreakEven()
-    made.asked(latency_s)
+    made.asked(latency_s, 0.0)
     made.fetched(1000, 1000 / tokens_per_s)
     return made
 
@@ -58,13 +58,13 @@ def test_the_last_fetches_count_most_and_nothing_makes_no_sense() -> None:
     assert made.fetch_tok_s == pytest.approx(10_000)
     made.fetched(1000, 0.3)
     assert made.fetch_tok_s == pytest.approx(1 / (0.0001 + 0.2 * 0.0002))
-    made.asked(0.06)
+    made.asked(0.06, 0.0)
     assert made.latency_s == pytest.approx(0.02)
 
 
 def test_latency_counts_before_anything_was_fetched() -> None:
     made = BreakEven()
-    made.asked(0.5)
+    made.asked(0.5, 0.0)
     assert made.most(501, 1000, 0.0) == 501
     assert made.worth_a_look(500, 1000, 0.0), "to find out"
     assert made.most(500, 1000, 0.0) == PROBE_TOKENS
@@ -85,7 +85,7 @@ def test_one_outlier_does_not_make_a_store_slow() -> None:
 
 def test_a_first_fetch_that_was_an_outlier_is_outweighed_by_one_probe() -> None:
     made = BreakEven()
-    made.asked(0.001)
+    made.asked(0.001, 0.0)
     made.fetched(16, 2.0)
     assert not made.pays(1000, 100)
     assert made.most(1000, 100, 0.0) == PROBE_TOKENS
@@ -97,7 +97,7 @@ def test_a_probe_that_was_quick_counts_more() -> None:
     made = measured(tokens_per_s=500)
     made.fetched(PROBE_TOKENS, PROBE_TOKENS / 20_000)
     assert made.fetch_tok_s == pytest.approx(1 / (0.5 * 0.002 + 0.5 * 0.00005))
-    made.asked(0.002)
+    made.asked(0.002, 0.0)
     assert made.latency_s == pytest.approx(0.006)
 
 
@@ -107,9 +107,19 @@ def test_no_answer_in_time_is_a_slow_one_and_the_next_question_waits_for_its_tur
     assert made.latency_s == pytest.approx(0.4)
     assert not made.worth_a_look(399, 1000, 5.0)
     assert made.worth_a_look(401, 1000, 5.0)
-    assert made.worth_a_look(399, 1000, 5.0 + PROBE_S)
+    assert not made.worth_a_look(399, 1000, 5.0 + ASK_S - 0.1)
+    assert made.worth_a_look(399, 1000, 5.0 + ASK_S)
+    assert made.most(399, 1000, 5.0 + ASK_S) == 0, "not before it is answered"
     made.late(0.01, 6.0)
     assert made.latency_s == pytest.approx(0.4), "it tells nothing new"
+    made.asked(0.001, 6.0 + ASK_S)
+    assert made.most(399, 1000, 6.0 + ASK_S) == 399
+
+
+def test_nobody_asks_where_fetching_itself_is_too_slow() -> None:
+    made = measured(tokens_per_s=500)
+    assert made.most(9999, 1000, 0.0) == PROBE_TOKENS
+    assert not made.worth_a_look(9999, 1000, ASK_S + 1)
 
 
 def test_a_circuit_lets_one_try_after_a_pause_that_grows() -> None:

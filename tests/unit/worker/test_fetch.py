@@ -135,7 +135,7 @@ async def test_what_does_not_pay_is_not_asked_for() -> None:
     world = World(rate=1e9)
     world.store(0, 1, 2, 3, 4)
     world.fetch.break_even.fetched(1000, 1.0)
-    world.fetch.break_even.asked(0.01)
+    world.fetch.break_even.asked(0.01, 0.0)
     await world.prepare()
     assert world.offered() == [0, 1, 2, 3, 4], "once, to find out"
     world.paging._pool.clear()
