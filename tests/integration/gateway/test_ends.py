@@ -1,4 +1,4 @@
-"""All the other ways in which a call ends: cancelled, late, refused, or with a worker that died."""
+"""All the other ways in which a call ends: cancelled, late, failed, or with a worker that died."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from google.protobuf.any_pb2 import Any as AnyMessage
 
 from gateway.errors import STARTING
 from kvstore.jobs import JobState
@@ -19,10 +18,8 @@ from tests.integration.gateway.harness import (
     collect,
     failed_stream,
     failure,
-    fleet,
     fleet_of_its_own,
     request,
-    running_gateway,
     tokens,
 )
 from tests.integration.gateway.scripted import ScriptedWorker, chunk, tiny_card
@@ -244,64 +241,6 @@ async def test_a_failed_job_ends_its_call_with_the_matching_status(
     assert responses[-1].usage.completion_tokens == 1
 
 
-async def test_no_worker_at_all(broker: Broker) -> None:
-    async with running_gateway(broker) as (_, _, client):
-        assert await failure(client.generate(request())) == (Code.UNAVAILABLE, f"no live worker; {STARTING}")
-        expected = (Code.UNAVAILABLE, f"no live worker serves model 'tiny'; {STARTING}")
-        assert await failure(client.generate(request(model="tiny"))) == expected
-
-
-async def test_a_draining_worker_gets_no_jobs(broker: Broker) -> None:
-    async with fleet(broker, ScriptedWorker(broker, state="draining")) as client:
-        expected = (Code.UNAVAILABLE, f"all live workers of model 'tiny' are draining; {STARTING}")
-        assert await failure(client.generate(request())) == expected
-
-
-async def test_full_queues_are_refused_with_a_hint_when_to_come_back(worker: ScriptedWorker, broker: Broker) -> None:
-    async with running_gateway(broker, max_queue=2) as (_, _, client):
-        calls = [client.generate(request(f"r{index}")) for index in range(2)]
-        for call in calls:
-            await call.initial_metadata()
-        refused = client.generate(request("r2"))
-        expected = (Code.RESOURCE_EXHAUSTED, "all queues of model 'tiny' are full (2 jobs each); try again later")
-        assert await failure(refused) == expected
-        # Nothing waits there but for the end of what runs, so soon.
-        told = dict(await refused.trailing_metadata())
-        assert (told["retry-after-ms"], told["grpc-retry-pushback-ms"]) == ("100", "100")
-        details = told["grpc-status-details-bin"]
-        assert (
-            AnyMessage(
-                type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\x0a\x05\x10\x80\xc2\xd7\x2f"
-            ).SerializeToString()
-            in details
-        )
-        # The same id and payload still attaches: that takes no room.
-        again = client.generate(request("r1"))
-        await again.initial_metadata()
-        for claim in await worker.claim(2):
-            await worker.answer(claim)
-        for call in (*calls, again):
-            assert tokens(await collect(call)) == [2, 3, 4]
-
-
-async def test_more_streams_than_the_gateway_takes(worker: ScriptedWorker, broker: Broker) -> None:
-    async with running_gateway(broker, max_streams=1) as (_, _, client):
-        first = client.generate(request("r1"))
-        await first.initial_metadata()
-        code, message = await failure(client.generate(request("r2")))
-        assert (code, message) == (
-            Code.RESOURCE_EXHAUSTED,
-            "this gateway has 1 open streams, its limit; try again later",
-        )
-        (claim,) = await worker.claim()
-        await worker.answer(claim)
-        await collect(first)
-        second = client.generate(request("r2"))
-        (claim,) = await worker.claim()
-        await worker.answer(claim)
-        assert tokens(await collect(second)) == [2, 3, 4]
-
-
 async def test_a_broker_that_is_flushed_ends_streams_instead_of_hanging_them(broker_binary: Path) -> None:
     async with fleet_of_its_own(broker_binary) as (_, worker, client):
         call = client.generate(request("r1"))
@@ -311,20 +250,3 @@ async def test_a_broker_that_is_flushed_ends_streams_instead_of_hanging_them(bro
         await worker.broker.call("FLUSHALL")
         expected = (Code.UNAVAILABLE, "the job is no longer in the broker")
         assert await asyncio.wait_for(failure(call), 4) == expected
-
-
-async def test_a_full_broker_refuses_new_work_and_running_work_ends_well(broker_binary: Path) -> None:
-    async with fleet_of_its_own(broker_binary) as (_, worker, client):
-        call = client.generate(request("r1"))
-        (claim,) = await worker.claim()
-        await worker.broker.call("CONFIG", "SET", "maxmemory", "1mb")
-        code, message = await failure(client.generate(request("r2")))
-        assert code is Code.RESOURCE_EXHAUSTED
-        assert "full" in message
-        await worker.answer(claim)
-        assert tokens(await collect(call)) == [2, 3, 4]
-        await worker.broker.call("CONFIG", "SET", "maxmemory", "0")
-        call = client.generate(request("r2"))
-        (claim,) = await worker.claim()
-        await worker.answer(claim)
-        assert tokens(await collect(call)) == [2, 3, 4]
