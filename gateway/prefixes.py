@@ -161,7 +161,7 @@ class Looks:
             return None
 
     async def _match(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen]:
-        """One call; more only where workers of one fingerprint have blocks of several sizes."""
+        """One call for each size that blocks have in the fleet: mostly one."""
         by_size: defaultdict[int, list[WorkerInfo]] = defaultdict(list)
         for each in workers:
             by_size[each.block_size].append(each)

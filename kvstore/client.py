@@ -128,11 +128,6 @@ class Broker:
 
         return await self._attempts(name, run, retry=True)
 
-    async def server_time_ms(self) -> int:
-        """The broker's clock, milliseconds since the epoch."""
-        seconds, microseconds = await self.call("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000
-
     def blocking(self) -> Redis:
         """A new client for blocking reads and subscriptions. The caller closes it (``await client.aclose()``)."""
         return _client(self.config)

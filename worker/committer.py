@@ -94,7 +94,7 @@ class Committer:
     async def _mend(self) -> None:
         """Writes the index anew if Redis was found to have another.
 
-        That may fail on a full server, which takes deliveries all the same: so it is tried once for each commit.
+        Whatever makes that fail must not hold up deliveries: it is tried once, and again with a later commit.
         """
         if not self._held.drifted or time.monotonic() < self._mend_due:
             return

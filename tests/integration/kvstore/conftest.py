@@ -113,7 +113,7 @@ class Stage:
         """Leaves the broker as it is when a worker has not renewed its lease for longer than SHORT_TTL_MS."""
         keys = self.broker.keys
         await self.broker.call("DEL", keys.worker(worker.id))
-        last_beat = await self.broker.server_time_ms() - SHORT_TTL_MS - 1
+        last_beat = await server_time_ms(self.broker) - SHORT_TTL_MS - 1
         await self.broker.call("ZADD", keys.workers, last_beat, worker.id)
 
     async def log(self, request_id: str) -> list[job_pb2.Delivery]:
@@ -124,6 +124,12 @@ class Stage:
         """Jobs and tokens charged."""
         load = (await self.registry.loads([worker]))[worker.id]
         return load.jobs, load.tokens
+
+
+async def server_time_ms(broker: Broker) -> int:
+    """The broker's clock, milliseconds since the epoch."""
+    seconds, microseconds = await broker.call("TIME")
+    return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def job(request_id: str, n: int = 1, prompt: Sequence[int] = (1, 2, 3)) -> job_pb2.Job:

@@ -82,7 +82,6 @@ async def test_a_broker_that_may_evict_jobs(guarded: EmbeddedBroker, caplog: pyt
 
 async def test_no_warning_otherwise(broker_url: str, caplog: pytest.LogCaptureFixture) -> None:
     broker = await connect(BrokerConfig(broker_url))
-    assert abs(await broker.server_time_ms() - time.time() * 1000) < 60_000
     await broker.close()
     assert caplog.records == []
 

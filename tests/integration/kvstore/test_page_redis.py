@@ -14,7 +14,7 @@ from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachabl
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
 
-from .conftest import until
+from .conftest import server_time_ms, until
 from .test_page_store import MUCH, SIZE, hash_of, hashes, page, value
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ async def test_a_server_that_evicts_by_itself_may_evict_anything(broker_binary: 
 async def test_what_somebody_else_wrote_is_passed_over(broker_binary: Path) -> None:
     async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
         await store.put("f", [page(1)])
-        later = await broker.server_time_ms() + 1000
+        later = await server_time_ms(broker) + 1000
         for name in (b"f:no hex", b"f:\xff", b"f:00"):
             await broker.call("ZADD", broker.keys.pages, later, name)
         assert await store.hottest("f", 1) == hashes(1)
