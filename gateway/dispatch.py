@@ -128,7 +128,6 @@ class Dispatch:
         full: QueueFull | None = None
         wait_s = 0.0
         for _ in range(MAX_TRIES):
-            await hashes.prepare(workers)
             offer = await self._decide(order.job, workers, hashes, refused)
             if offer is None:
                 break
@@ -157,9 +156,14 @@ class Dispatch:
         self, job: job_pb2.Job, workers: Sequence[WorkerInfo], hashes: PromptHashes, refused: Mapping[str, str]
     ) -> Booking | None:
         """Looks, routes, and books the choice before any other decision can be made without it."""
-        reading = self._pending.begin_reading()
+        reading = 0
+
+        def begin() -> None:
+            nonlocal reading
+            reading = self._pending.begin_reading()
+
         try:
-            view = await self._looks.look(workers, hashes, lambda: self._promised(workers, hashes))
+            view = await self._looks.look(workers, hashes, lambda: self._promised(workers, hashes), begin)
             self.index = view.index
             candidates = self._candidates(job, workers, view, reading)
             work = Work(

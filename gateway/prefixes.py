@@ -121,15 +121,24 @@ class Looks:
         self._outage = Outage(logger, "reading the prefix index")
 
     async def look(
-        self, workers: Sequence[WorkerInfo], hashes: PromptHashes, promised: Callable[[], Mapping[str, int]]
+        self,
+        workers: Sequence[WorkerInfo],
+        hashes: PromptHashes,
+        promised: Callable[[], Mapping[str, int]],
+        begin: Callable[[], object] = lambda: None,
     ) -> View:
         """What each worker holds of the prompt, or is `promised` to (blocks by worker id), and what it is charged with.
 
-        Raises BrokerError when not even the loads can be read.
+        `begin` is called when its turn has come, before anything is read. Raises BrokerError when not even the loads
+        can be read.
         """
-        # What is promised now may be in the index before it is read, or after: it counts either way.
-        before = promised()
-        seen = await self._seen(workers, hashes)
+        async with self._turns:
+            # In its turn as well: a crowd's hashing would keep the loop from the answers that are waited for.
+            await hashes.prepare(workers)
+            begin()
+            # What is promised now may be in the index before it is read, or after: it counts either way.
+            before = promised()
+            seen = await self._seen(workers, hashes)
         index = Index.DEGRADED if any(each.index == DEGRADED for each in workers) else Index.EXACT
         if seen is None:
             index = Index.FALLBACK
@@ -143,22 +152,20 @@ class Looks:
 
     async def _seen(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen] | None:
         """None when the index can't be read, or could not a moment ago."""
-        # The time until it is our turn is not the index's: outside the limit.
-        async with self._turns:
-            if self._clock() < self._again:
-                return None
-            try:
-                async with asyncio.timeout(self._limit_s):
-                    seen = await self._match(workers, hashes)
-            except TimeoutError:
-                self._outage.failed("no answer in time")
-            except BrokerError as error:
-                self._outage.failed(error)
-            else:
-                self._outage.worked()
-                return seen
-            self._again = self._clock() + ALONE_S
+        if self._clock() < self._again:
             return None
+        try:
+            async with asyncio.timeout(self._limit_s):
+                seen = await self._match(workers, hashes)
+        except TimeoutError:
+            self._outage.failed("no answer in time")
+        except BrokerError as error:
+            self._outage.failed(error)
+        else:
+            self._outage.worked()
+            return seen
+        self._again = self._clock() + ALONE_S
+        return None
 
     async def _match(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, Seen]:
         """One call for each size that blocks have in the fleet: mostly one."""
