@@ -16,7 +16,7 @@ from worker.kernels.native.library import LEVELS
 SHARED: Final[dict[str, dict[str, Any]]] = {
     "--model": {
         "default": "smollm2-135m",
-        "help": "Directory of safetensors, GGUF file, smollm2-135m, or simulated[:PREFILL_TOK_S,DECODE_MS].",
+        "help": "Directory of safetensors, GGUF file, smollm2-135m, or simulated[:PREFILL_TOK_S,DECODE_MS[,SEQUENCE_MS]].",
     },
     "--dtype": {
         "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
@@ -78,7 +78,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     },
     "--steal/--no-steal": {
         "default": True,
-        "help": "A free worker takes jobs that wait for a full one.",
+        "help": "A free worker takes jobs that another one has not read yet.",
     },
 }
 """By name: what click's Option takes."""

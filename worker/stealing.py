@@ -189,4 +189,7 @@ class Stealing:
             async with asyncio.timeout(ARRIVAL_S):
                 await self._arrived.wait()
         except TimeoutError:
-            logger.warning("a job that was taken from another worker has not come in %g s", ARRIVAL_S)
+            logger.warning(
+                "a job that was taken from another worker has not been read in %g s; it waits in this one's stream",
+                ARRIVAL_S,
+            )
