@@ -16,7 +16,8 @@ from worker.kernels.native.library import LEVELS
 SHARED: Final[dict[str, dict[str, Any]]] = {
     "--model": {
         "default": "smollm2-135m",
-        "help": "Directory of safetensors, GGUF file, smollm2-135m, or simulated[:PREFILL_TOK_S,DECODE_MS[,SEQUENCE_MS]].",
+        "help": "Directory of safetensors, GGUF file, smollm2-135m, "
+        "or simulated[:PREFILL_TOK_S,DECODE_MS[,SEQUENCE_MS]].",
     },
     "--dtype": {
         "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
