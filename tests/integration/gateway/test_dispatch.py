@@ -78,10 +78,12 @@ async def dispatching(
     dispatch = Dispatch(Jobs(broker), registry, index or PrefixIndex(broker), models, **options)
     for worker in workers:
         await worker.start()
-    yield Stage(broker, dispatch, models)
-    for worker in workers:
-        await worker.stop()
-    await pool.close()
+    try:
+        yield Stage(broker, dispatch, models)
+    finally:
+        for worker in workers:
+            await worker.stop()
+        await pool.close()
 
 
 @pytest.mark.parametrize("survivors", [1, 0])
