@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.machine import describe_machine
 from bench.replay_records import records_from_redis
 from bench.routing_client import rate_of, saturate, send
-from bench.routing_figures import THEIRS, Window, summarise, told_aims, told_lag, versus
+from bench.routing_figures import Window, shown_first_token, summarise
 from bench.routing_fleet import SETTLE_S, PolicyFleet
+from bench.routing_verdicts import THEIRS, told_aims, told_lag, told_unanswered, versus
 from ops.client import plain
 from ops.config import POLICIES, usable_cores
 
@@ -96,7 +97,7 @@ class Results:
             "complete": self.complete,
             "runs": runs,
             "versus_least_loaded": ratios,
-            "told": [*told_aims(ratios), told_lag(runs)],
+            "told": [*told_unanswered(runs), *told_aims(ratios), told_lag(runs)],
         }
 
 
@@ -238,8 +239,8 @@ class Sweep:
 
 def told_run(run: dict[str, Any]) -> str:
     """A run in a line, while others go on."""
-    first = run["first_token_s"]
-    latency = f"TTFT p50 {first['p50']:.2f} s, p90 {first['p90']:.2f} s" if first else "no first token"
+    p50, p90 = (shown_first_token(run, rank) for rank in ("p50", "p90"))
+    latency = f"TTFT p50 {p50}, p90 {p90}" if run["first_token_s"] else "no first token"
     hits = "-" if run["hit_rate"] is None else f"{run['hit_rate']:.0%}"
     lost = run["refused"] + run["unanswered"] + sum(run["errors"].values())
     return f"  {latency}, {run['tokens_per_s']:,.0f} tokens/s, {hits} hits" + (f", {lost} not answered" if lost else "")

@@ -15,6 +15,7 @@ from bench.replay_records import write_records
 from bench.routing import Results, RoutingConfig, run_routing
 from bench.routing_load import GroupedLoad, scenarios
 from bench.routing_report import COLUMNS, cells, markdown, title_of
+from bench.routing_verdicts import NOTHING, nothing_answered
 from kvstore.errors import KvError
 from kvstore.ranges import Finite
 from ops.child import ChildFailed
@@ -107,6 +108,8 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
             write_records(results.routes, out / "routes.jsonl")
         if results.runs:
             told(results.as_dict(), out, plot, as_json=as_json)
+    if nothing_answered(results.runs):
+        raise click.ClickException(NOTHING)
 
 
 # A fleet's own policy is none here: --policies has them all.

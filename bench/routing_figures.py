@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.stats import Spread, spread
+from bench.stats import Spread, place_of, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 ANSWERED: Final = "answered"
 REFUSED: Final = "refused"
@@ -17,16 +18,6 @@ REFUSED: Final = "refused"
 UNANSWERED: Final = "unanswered"
 """Given up by the client after the run's end."""
 FAILED: Final = "failed"
-
-OURS: Final = "prefix"
-THEIRS: Final = "least-loaded"
-AIM_RATIO: Final = 2.0
-"""Working set over pool at which the aims for TTFT and throughput count."""
-AIM_FIRST_TOKEN: Final = 1 / 3
-AIM_THROUGHPUT: Final = 1.5
-AIM_WORSE: Final = 0.05
-"""By so much may a figure be worse than least-loaded's anywhere."""
-_ALL: Final = "; both answered all that came"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +81,10 @@ class Figures:
     hit_rate: float | None
     """Prompt tokens found in a cache, of all of the prompts that have a first token."""
     first_token_s: Spread | None
-    """Who was given up before its first token counts with the time that it had waited, which is too little."""
+    """Who was given up before its first token counts with the time that it had waited, which is too little. None where
+    nobody got one."""
+    first_token_at_least: tuple[str, ...]
+    """Which of these figures are too little for that: they lie among, or behind, those who were given up."""
     seconds_per_token: Spread | None
     answers_per_s: float
     prompt_tokens_per_s: float
@@ -125,6 +119,7 @@ def summarise(samples: Sequence[Sample], window: Window) -> Figures:
     answers = sum(each.outcome == ANSWERED and window.has(each.sent_s + each.waited_s) for each in samples)
     by_worker = Counter(each.worker for each in begun)
     prompt_tokens = sum(each.prompt_tokens for each in begun)
+    first_token_s, at_least = _first_tokens(counted)
     return Figures(
         requests=len(counted),
         answered=outcomes[ANSWERED],
@@ -132,7 +127,8 @@ def summarise(samples: Sequence[Sample], window: Window) -> Figures:
         unanswered=outcomes[UNANSWERED],
         errors=dict(Counter(each.error for each in counted if each.outcome == FAILED)),
         hit_rate=_share(sum(each.cached_tokens for each in begun), prompt_tokens),
-        first_token_s=spread([*_first_tokens(counted)]),
+        first_token_s=first_token_s,
+        first_token_at_least=at_least,
         seconds_per_token=spread([each.seconds_per_token for each in begun if each.seconds_per_token is not None]),
         answers_per_s=answers / window.seconds,
         prompt_tokens_per_s=prompts / window.seconds,
@@ -147,94 +143,31 @@ def summarise(samples: Sequence[Sample], window: Window) -> Figures:
     )
 
 
-def versus(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Prefix against least-loaded, for every load that both have run: TTFT p90 and throughput, as ratios. Where both
-    have answered all that came (`all_answered`), throughput is what came, and tells nothing of them."""
-    found = {(run["scenario"], run["load"], run["policy"]): run for run in runs}
-    ratios = []
-    for (name, load, policy), ours in found.items():
-        theirs = found.get((name, load, THEIRS))
-        if policy != OURS or theirs is None:
-            continue
-        ratios.append(
-            {
-                "scenario": name,
-                "load": load,
-                "first_token_p90": _over(_p90(ours), _p90(theirs)),
-                "tokens_per_s": _over(ours["tokens_per_s"], theirs["tokens_per_s"]),
-                "all_answered": all(run["answered"] == run["requests"] for run in (ours, theirs)),
-            }
-        )
-    return ratios
+def shown_first_token(run: Mapping[str, Any], rank: str) -> str:
+    """A figure of the time to first token: `0.25 s`, `> 4.00 s` where it is at least that, `-` where nobody got one."""
+    if run["first_token_s"] is None:
+        return "-"
+    return f"{'> ' * (rank in run['first_token_at_least'])}{run['first_token_s'][rank]:.2f} s"
 
 
-def told_aims(ratios: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What has an aim, in sentences; none without both policies."""
-    told = [
-        f"Where the working set is {AIM_RATIO:g} pools, at load {each['load']:g}: TTFT p90 is "
-        f"{_times(each['first_token_p90'])} of least-loaded's (the aim is at most {AIM_FIRST_TOKEN:.2f}), throughput "
-        f"{_times(each['tokens_per_s'])} (at least {AIM_THROUGHPUT:g}{_ALL if each['all_answered'] else ''})."
-        for each in ratios
-        if each["scenario"] == f"ratio {AIM_RATIO:g}"
-    ]
-    slower = [each for each in ratios if each["first_token_p90"] is not None]
-    if slower:
-        worst = max(slower, key=lambda each: float(each["first_token_p90"]))
-        told.append(
-            f"Against least-loaded, TTFT p90 is at worst {_times(worst['first_token_p90'])} ({_where(worst)}; the aim "
-            f"is at most {1 + AIM_WORSE:.2f})."
-        )
-    fewer = [each for each in ratios if each["tokens_per_s"] is not None and not each["all_answered"]]
-    if fewer:
-        worst = min(fewer, key=lambda each: float(each["tokens_per_s"]))
-        told.append(
-            f"Where not all was answered, throughput is at worst {_times(worst['tokens_per_s'])} of least-loaded's "
-            f"({_where(worst)}; the aim is at least {1 - AIM_WORSE:.2f})."
-        )
-    return told
-
-
-def told_lag(runs: Iterable[Mapping[str, Any]]) -> str:
-    """How late the load generator was, at worst."""
-    late = [run for run in runs if run["lag_s"] is not None]
-    if not late:
-        return "Nothing was sent."
-    worst = max(late, key=lambda run: float(run["lag_s"]["p99"]))
-    busiest = max(late, key=lambda run: float(run["client_cpu"]))
-    return (
-        f"The load generator sent at most {1000 * worst['lag_s']['p99']:.1f} ms late (p99 of the worst run: "
-        f"{worst['policy']}, {_where(worst)}; its latest {1000 * worst['lag_s']['max']:.1f} ms) and took at most "
-        f"{busiest['client_cpu']:.0%} of a core."
-    )
-
-
-def _first_tokens(samples: Iterable[Sample]) -> Iterator[float]:
-    for each in samples:
-        if each.first_token_s is not None:
-            yield each.first_token_s
-        elif each.outcome == UNANSWERED:
-            yield each.waited_s
+def _first_tokens(samples: Sequence[Sample]) -> tuple[Spread | None, tuple[str, ...]]:
+    """The times to first tokens, and which figures of them are too little."""
+    got = [each.first_token_s for each in samples if each.first_token_s is not None]
+    given_up = [each.waited_s for each in samples if each.first_token_s is None and each.outcome == UNANSWERED]
+    if not got:
+        return None, ()
+    found = spread([*got, *given_up])
+    if not given_up:
+        return found, ()
+    # From the first of those who were given up on, any value might come later than where it stands.
+    known, count = sum(each <= min(given_up) for each in got), len(got) + len(given_up)
+    ranks = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+    return found, ("mean", *(name for name, percent in ranks.items() if math.ceil(place_of(count, percent)) >= known))
 
 
 def _began_in(sample: Sample, window: Window) -> bool:
     return sample.first_token_s is not None and window.has(sample.sent_s + sample.first_token_s)
 
 
-def _p90(run: Mapping[str, Any]) -> float | None:
-    return None if run["first_token_s"] is None else float(run["first_token_s"]["p90"])
-
-
-def _over(ours: float | None, theirs: float | None) -> float | None:
-    return None if ours is None or not theirs else ours / theirs
-
-
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
-def _where(each: Mapping[str, Any]) -> str:
-    return f"{each['scenario']}, load {each['load']:g}"

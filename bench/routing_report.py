@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.routing_figures import shown_first_token
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -15,7 +17,7 @@ COLUMNS: Final = (
 
 def cells(run: Mapping[str, Any]) -> tuple[str, ...]:
     """A run's line of the table; latencies in seconds, the load generator's lag in milliseconds."""
-    first, lag = run["first_token_s"], run["lag_s"]
+    lag = run["lag_s"]
     return (
         str(run["scenario"]),
         f"{run['load']:g}",
@@ -25,7 +27,7 @@ def cells(run: Mapping[str, Any]) -> tuple[str, ...]:
         str(run["unanswered"]),
         str(sum(run["errors"].values())),
         _percent(run["hit_rate"]),
-        *(("-" if first is None else f"{first[rank]:.2f} s") for rank in ("p50", "p90", "p99")),
+        *(shown_first_token(run, rank) for rank in ("p50", "p90", "p99")),
         f"{run['tokens_per_s']:.0f}",
         f"{run['output_tokens_per_s']:.1f}",
         _percent(run["predicted_equal"]),
@@ -69,9 +71,12 @@ def markdown(results: Mapping[str, Any]) -> str:
         "what has begun.",
         "",
         "TTFT is from the moment at which the client sent a request; one that was given up at the end counts with the "
-        "time it had waited. Tokens/s are of prompts whose first token came, and of answers, while the run counted. "
-        "*Stolen*: share of all that was sent that a free worker took from the one that it was routed to; what was "
-        "predicted for that one is not found then. *Busiest*: share of the requests that went to one worker.",
+        "time it had waited. `> x`: the figure lies among those, and is more than that; `-`: nothing was answered. "
+        "Tokens/s are of prompts whose first token came, and of answers, while the run counted. *Hits*: share of the "
+        "prompts' tokens that was found in a cache; *predicted = found*: share of the requests of which as much was "
+        "found as the gateway expected. *Stolen*: share of all that was sent that a free worker took from the one that "
+        "it was routed to; what was predicted for that one is not found then. *Busiest*: share of the requests that "
+        "went to one worker. *Lag*: how late the client sent.",
         "",
     ]
     if not results["complete"]:

@@ -61,6 +61,11 @@ class Level:
         return asdict(self)
 
 
+def place_of(count: int, percent: float) -> float:
+    """Where a percentile lies among `count` values in order, from 0; between two of them as a rule."""
+    return (count - 1) * percent / 100
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which `percent` of the values lie, interpolated linearly between neighbours.
 
@@ -72,7 +77,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not 0 <= percent <= 100:
         raise ValueError(f"{percent} is not a percentage")
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
+    place = place_of(len(ordered), percent)
     low, high = math.floor(place), math.ceil(place)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 

@@ -14,11 +14,10 @@ from bench.routing_figures import (
     UNANSWERED,
     Sample,
     Window,
+    shown_first_token,
     summarise,
-    told_aims,
-    told_lag,
-    versus,
 )
+from bench.routing_verdicts import nothing_answered, told_aims, told_lag, told_unanswered, versus
 
 WINDOW = Window(10.0, 20.0)
 GOOD = Sample(
@@ -75,6 +74,30 @@ def test_who_was_given_up_counts_with_the_time_it_waited() -> None:
     assert (figures.first_token_s.p50, figures.first_token_s.max) == (1.0, 9.0)
 
 
+@pytest.mark.parametrize(
+    ("waited", "at_least"),
+    [
+        (9.0, ("mean", "p99", "max")),
+        (0.5, ("mean", "p50", "p90", "p99", "max")),
+        (10.5, ("mean", "p90", "p99", "max")),
+    ],
+)
+def test_what_lies_among_those_who_were_given_up_is_marked(waited: float, at_least: tuple[str, ...]) -> None:
+    """Of 21 in order the p90 is the 19th: with 20 answers and one given up it is an answer's, with three it is not."""
+    given_up = [replace(NONE, outcome=UNANSWERED, waited_s=waited)] * (3 if waited > 10 else 1)
+    figures = summarise([GOOD] * (21 - len(given_up)) + given_up, WINDOW)
+    assert figures.first_token_at_least == at_least
+    run = figures.as_dict()
+    assert shown_first_token(run, "max") == f"> {max(waited, 1.0):.2f} s"
+    assert shown_first_token(run, "p50") == ("> 1.00 s" if waited < 1 else "1.00 s")
+
+
+def test_nobody_who_got_a_first_token_is_no_figure() -> None:
+    figures = summarise([replace(NONE, outcome=UNANSWERED, waited_s=9.0)] * 3, WINDOW)
+    assert (figures.first_token_s, figures.first_token_at_least, figures.unanswered) == (None, (), 3)
+    assert shown_first_token(figures.as_dict(), "p50") == "-"
+
+
 def test_predictions_are_compared_with_what_was_found() -> None:
     less, more = replace(GOOD, predicted_tokens=48), replace(GOOD, predicted_tokens=80)
     figures = summarise([GOOD, less, more, more, NONE], WINDOW)
@@ -100,6 +123,7 @@ def run(
     load: float = 3.0,
     *,
     answered: int = 10,
+    at_least: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     return {
         "policy": policy,
@@ -107,6 +131,8 @@ def run(
         "load": load,
         "requests": 10,
         "answered": answered,
+        "unanswered": 10 - answered,
+        "first_token_at_least": at_least,
         "first_token_s": None if p90 is None else {"p90": p90},
         "tokens_per_s": tokens,
         "lag_s": {"p99": p90 / 1000 if p90 else 0.0, "max": 0.02},
@@ -128,9 +154,9 @@ RUNS = [
 
 def test_prefix_against_least_loaded_where_both_were_run() -> None:
     assert [tuple(each.values()) for each in versus(RUNS)] == [
-        ("ratio 2", 3.0, 0.25, 1.8, False),
-        ("hit-free", 0.8, 1.1, 0.8, True),
-        ("ratio 4", 3.0, 0.5, 0.99, False),
+        ("ratio 2", 3.0, 0.25, "", 1.8, False),
+        ("hit-free", 0.8, 1.1, "", 0.8, True),
+        ("ratio 4", 3.0, 0.5, "", 0.99, False),
     ]
 
 
@@ -152,13 +178,44 @@ def test_the_aims_are_told_with_their_figures() -> None:
     assert told_aims(versus(RUNS[:1])) == []
 
 
-def test_a_run_without_a_first_token_has_no_ratio() -> None:
-    pair = [run("prefix", None, 100.0, answered=0), run("least-loaded", 1.0, 0.0)]
-    assert [tuple(each.values())[2:] for each in versus(pair)] == [(None, None, False)]
-    assert told_aims(versus(pair)) == [
-        "Where the working set is 2 pools, at load 3: TTFT p90 is - of least-loaded's (the aim is at most 0.33), "
-        "throughput - (at least 1.5)."
+def test_a_run_without_an_answer_has_no_ratio_and_no_verdict() -> None:
+    pair = [run("prefix", None, 100.0, answered=0), run("least-loaded", 1.0, 50.0)]
+    assert versus(pair) == []
+    assert versus([run("prefix", 1.0, 100.0), run("least-loaded", None, 0.0, answered=0)]) == []
+    assert told_aims(versus(pair)) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"),
+    [((), ("p90", "p99"), "< 0.25"), (("p90",), (), "> 0.25"), (("p99",), ("p99",), "0.25"), (("p90",), ("p90",), "-")],
+)
+def test_a_ratio_to_what_lies_among_the_unanswered_is_marked(
+    ours: tuple[str, ...], theirs: tuple[str, ...], told: str
+) -> None:
+    pair = [
+        run("prefix", 2.0, 150.0, answered=9, at_least=ours),
+        run("least-loaded", 8.0, 100.0, answered=9, at_least=theirs),
     ]
+    sentences = told_aims(versus(pair))
+    assert f"TTFT p90 is {told} of least-loaded's" in sentences[0]
+    if told == "-":
+        assert sentences[1] == "At 1 of 1 loads both p90 lie among the unanswered, and no ratio is known."
+    else:
+        assert sentences[1].startswith(f"Against least-loaded, TTFT p90 is at worst {told} (ratio 2")
+
+
+def test_who_waited_for_nothing_is_told_what_to_raise() -> None:
+    silent = [run(policy, None, 0.0, answered=0) for policy in ("prefix", "random")]
+    assert nothing_answered(silent)
+    assert told_unanswered(silent) == ["Nothing was answered: raise --drain or --seconds."]
+    assert told_unanswered([RUNS[0], silent[1]]) == [
+        "Of 1 of 2 runs nothing was answered: raise --drain or --seconds (random, ratio 2, load 3)."
+    ]
+    assert told_unanswered(RUNS) == []
+    # All were refused: no time would help.
+    assert told_unanswered([{**silent[0], "unanswered": 0}]) == []
+    assert not nothing_answered(RUNS)
+    assert not nothing_answered([])
 
 
 def test_the_load_generators_own_lag_is_told() -> None:
@@ -166,4 +223,4 @@ def test_the_load_generators_own_lag_is_told() -> None:
         "The load generator sent at most 9.0 ms late (p99 of the worst run: random, ratio 2, load 3; its latest "
         "20.0 ms) and took at most 18% of a core."
     )
-    assert told_lag([{**RUNS[0], "lag_s": None}]) == "Nothing was sent."
+    assert told_lag([{**RUNS[0], "lag_s": None}]) == "Nothing was sent while it counted: raise --seconds."

@@ -117,7 +117,9 @@ def test_a_run_is_a_line_of_the_table() -> None:
     }
     assert cells(RUNS[3])[7:11] == ("-", "-", "-", "-")
     given_up = run("random", 1.0, 1.0, Sample(1.0, 0.0, 9, UNANSWERED, 4.0))
-    assert cells(given_up)[5:11] == ("1", "0", "-", "4.00 s", "4.00 s", "4.00 s")
+    assert cells(given_up)[5:11] == ("1", "0", "-", "-", "-", "-")
+    mixed = run("random", 1.0, 1.0, GOOD, GOOD, GOOD, Sample(1.0, 0.0, 9, UNANSWERED, 4.0))
+    assert cells(mixed)[8:11] == ("0.25 s", "> 2.88 s", "> 3.89 s")
 
 
 def test_the_page_has_the_machine_every_run_and_what_is_told() -> None:
@@ -127,7 +129,7 @@ def test_the_page_has_the_machine_every_run_and_what_is_told() -> None:
     assert "5.12 requests/s (in a closed loop, first)" in page
     assert page.count("\n| ") == len(RUNS) + 2
     assert all(f"- {sentence}\n" in page for sentence in made["told"])
-    assert len(made["told"]) == 5
+    assert len(made["told"]) == 4
     assert "Interrupted" not in page
     assert "Interrupted: not all runs are here" in markdown(results(complete=False))
 
@@ -152,3 +154,30 @@ def test_draw(tmp_path: Path, runs: list[dict[str, Any]], suffix: str, magic: by
     path = tmp_path / f"routing.{suffix}"
     draw_routing(results(runs=runs), "a title", path)
     assert path.read_bytes().startswith(magic)
+
+
+def test_nothing_is_drawn_of_what_was_not_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Bars of an answered run alone, and an arrow on what is more than its bar."""
+    from matplotlib.axes import Axes
+
+    heights, arrows = list[list[float]](), list[tuple[float, ...]]()
+    bar, plot = Axes.bar, Axes.plot
+
+    def seen_bar(axes: Axes, places: list[float], height: list[float], *rest: Any, **more: Any) -> Any:
+        heights.append(list(height))
+        return bar(axes, places, height, *rest, **more)
+
+    def seen_plot(axes: Axes, *points: Any, **more: Any) -> Any:
+        arrows.append(points[1])
+        return plot(axes, *points, **more)
+
+    monkeypatch.setattr(Axes, "bar", seen_bar)
+    monkeypatch.setattr(Axes, "plot", seen_plot)
+    given_up = Sample(1.0, 0.0, 9, UNANSWERED, 4.0)
+    pair = [
+        run("prefix", 0.0, 0.8, GOOD, given_up, kind=HIT_FREE),
+        run("least-loaded", 0.0, 0.8, given_up, kind=HIT_FREE),
+    ]
+    draw_routing(results(runs=pair), "a title", tmp_path / "x.svg")
+    assert [len(each) for each in heights] == [1, 0] * 4
+    assert arrows == [(2.125,), (3.625,)]
