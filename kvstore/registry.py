@@ -84,7 +84,8 @@ class Registry:
 
     async def renew(self, info: WorkerInfo) -> Renewed:
         """Heartbeat: extends the lease and the set of held blocks, and writes what ``info`` says. To be repeated every
-        HEARTBEAT_S. A lease that vanished is made again.
+        HEARTBEAT_S. A lease that vanished is made again. Of a worker that runs nothing, has nothing waiting and nothing
+        in its stream, the load is made nothing.
         """
         reply = await self._write_lease(info)
         return Renewed(True, int(reply[1])) if reply[0] == 1 else Renewed(False, 0)
@@ -197,8 +198,15 @@ class Registry:
         keys = self._broker.keys
         return await self._broker.script(
             "lease",
-            [keys.worker(info.id), keys.workers, keys.held(info.id, info.incarnation)],
-            [self._lease_ttl_ms, HELD_LEASES * self._lease_ttl_ms, info.id, info.incarnation, *lease_fields(info)],
+            [
+                *(keys.worker(info.id), keys.workers, keys.held(info.id, info.incarnation)),
+                *(keys.load(info.id, info.incarnation), keys.jobs(info.id)),
+            ],
+            [
+                *(self._lease_ttl_ms, HELD_LEASES * self._lease_ttl_ms, info.id, info.incarnation),
+                int(info.running == info.waiting == 0),
+                *lease_fields(info),
+            ],
         )
 
     def _load_of(self, reply: Any) -> Load:

@@ -81,11 +81,13 @@ class Renewed:
 
 
 LOAD_FIELDS: Final = ("jobs", "tokens", "prefill", "sequences")
+MOST_DIGITS: Final = 15
+"""Of a number in a load, as scripts have it: doubles are exact up to there."""
 
 
 def parse_load(values: Sequence[bytes | None]) -> Load:
     """From the values of LOAD_FIELDS; what is no number counts as nothing."""
-    return Load(*(int(value) if value and value.isdigit() else 0 for value in values))
+    return Load(*(int(value) if value and value.isdigit() and len(value) <= MOST_DIGITS else 0 for value in values))
 
 
 # The id is in the key; the incarnation is written by the script itself.

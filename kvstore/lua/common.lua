@@ -24,8 +24,30 @@ local function sequences_of(choices)
   return math.max(tokens_of(choices), 1)
 end
 
+-- Whether a load is there. What is no load, or no count in one, was not written by us: it must not stop anything, least
+-- of all half-way through. It counts as nothing, as it does for who reads it, and is deleted.
+local function load_exists(load)
+  local fields = {'jobs', 'sequences', 'tokens', 'prefill'}
+  local seen = redis.pcall('HMGET', load, unpack(fields))
+  if seen.err then
+    redis.call('DEL', load)
+    return false
+  end
+  local exists = false
+  for i, field in ipairs(fields) do
+    local number = seen[i]
+    if number and (number == '0' or (#number <= 15 and string.match(number, '^[1-9]%d*$'))) then
+      exists = true
+    elseif number then
+      redis.call('HDEL', load, field)
+    end
+  end
+  return exists
+end
+
 -- Puts one job on a worker's load. `prefill` is false where the job has nothing left to compute of its prompt.
 local function charge_to(load, charge, prefill, choices)
+  load_exists(load) -- mends it
   redis.call('HINCRBY', load, 'jobs', 1)
   redis.call('HINCRBY', load, 'sequences', int(sequences_of(choices)))
   redis.call('HINCRBY', load, 'tokens', int(tokens_of(charge)))
@@ -37,7 +59,7 @@ end
 -- Takes off a worker's load what a prompt was charged. A load that is absent was dropped with its worker.
 local function refund_prefill(load, prefill)
   local tokens = tokens_of(prefill)
-  if tokens > 0 and redis.call('EXISTS', load) == 1 then
+  if tokens > 0 and load_exists(load) then
     redis.call('HINCRBY', load, 'prefill', '-' .. int(tokens))
   end
 end
@@ -45,7 +67,7 @@ end
 -- Takes one job off a worker's load. A load that is absent was dropped with its worker; one that reaches no jobs is
 -- deleted, so that a worker's past lives leave nothing behind.
 local function refund(load, charge, prefill, choices)
-  if redis.call('EXISTS', load) == 0 then
+  if not load_exists(load) then
     return
   end
   local tokens = tokens_of(charge)

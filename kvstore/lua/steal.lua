@@ -22,6 +22,12 @@ local victim_lease, victim_stream, thief_lease, thief_stream, thief_load = unpac
 local group, prefix, victim, thief, incarnation = unpack(ARGV, 1, 5)
 local own_s, place_s, margin_s = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 
+-- A load's sequences and prefill; none of what is no load.
+local function charged_to(load)
+  local seen = redis.pcall('HMGET', load, 'sequences', 'prefill')
+  return seen.err and 0 or tokens_of(seen[1]), seen.err and 0 or tokens_of(seen[2])
+end
+
 local function number(text)
   return tonumber(text or '') or 0
 end
@@ -100,15 +106,15 @@ if #jobs == 0 then
 end
 local rate = number(theirs[4])
 local their_s = rate > 0 and 1 / rate or own_s
-local charged = redis.call('HMGET', prefix .. 'load:' .. victim .. ':' .. theirs[1], 'sequences', 'prefill')
-local own = redis.call('HMGET', thief_load, 'sequences', 'prefill')
-local before = math.max(0, number(charged[2]) - prefill)
-local ahead = math.max(0, number(charged[1]) - sequences)
+local their_sequences, their_prefill = charged_to(prefix .. 'load:' .. victim .. ':' .. theirs[1])
+local own_sequences, own_prefill = charged_to(thief_load)
+local before = math.max(0, their_prefill - prefill)
+local ahead = math.max(0, their_sequences - sequences)
 for _, job in ipairs(jobs) do
   ahead = ahead + job.choices
   local there = (before + job.prefill) * their_s + lacking(ahead, theirs[5]) * place_s
   -- A place takes as long here: it is the same model, and so are the answers.
-  local here = (number(own[2]) + job.prompt) * own_s + lacking(number(own[1]) + job.choices, ours[6]) * place_s
+  local here = (own_prefill + job.prompt) * own_s + lacking(own_sequences + job.choices, ours[6]) * place_s
   if fits(job) and here + margin_s < there then
     return move(job)
   end

@@ -55,3 +55,4 @@ def test_a_load_is_what_is_a_number() -> None:
     assert parse_load([b"1", b"20", b"300", b"4"]) == Load(1, 20, 300, 4)
     assert parse_load([None, None, None, None]) == Load()
     assert parse_load([b"-1", b"1.5", b"x", b""]) == Load()
+    assert parse_load([b"9" * 15, b"9" * 16, b"9" * 5000, b"1"]) == Load(10**15 - 1, 0, 0, 1)
