@@ -20,13 +20,14 @@ from kvstore.registry import Load
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from gateway.router import Considered, Decision
     from octavo.v1 import fleet_pb2
 
-CONSIDERED: Final = ("chosen", "tied", "costlier", "not its turn")
+CONSIDERED: Final = ("chosen", "tied", "costlier", "not its turn", "not drawn")
 """Verdicts on workers that could have been chosen; any other tells why one could not."""
 REPLAY_COLUMNS: Final = (
-    *("recorded", "replayed", "decisions", "other choice", "cost", "replayed", "until first token", "replayed"),
-    *("cached", "replayed"),
+    *("made by", "again by", "decisions", "other choice", "cost made", "again"),
+    *("until first token made", "again", "cached made", "again"),
 )
 
 
@@ -48,8 +49,9 @@ class Replay:
     recorded_policy: str
     policy: str
     decisions: int
-    differ: int
-    """Whose worker the other policy would not have chosen, chance aside."""
+    differ: float
+    """Whose worker the other policy would not have chosen. Between equals it is no other choice; of random, which
+    chooses between all, it is what is expected: (n-1)/n of each decision among n workers."""
     recorded: Choices
     replayed: Choices
 
@@ -64,7 +66,7 @@ def replay(records: Iterable[fleet_pb2.RouteRecord], policies: Sequence[Policy],
 
 
 def _replay(records: Sequence[fleet_pb2.RouteRecord], made: str, policy: Policy, seed: int) -> Replay:
-    rng, last, differ = random.Random(seed), "", 0
+    rng, last, differ = random.Random(seed), "", 0.0
     recorded: list[tuple[Cost, int]] = []
     replayed: list[tuple[Cost, int]] = []
     for record in records:
@@ -75,11 +77,19 @@ def _replay(records: Sequence[fleet_pb2.RouteRecord], made: str, policy: Policy,
         assert decision.chosen is not None
         own, pick = decision.considered[record.chosen], decision.chosen
         last = pick.candidate.worker
-        differ += own.verdict not in ("chosen", "tied")
+        differ += _chance_of_other(decision, own)
         for choices, each in ((recorded, own), (replayed, pick)):
             choices.append((each.cost, cached(work, each.candidate)))
     prompts = sum(record.prompt_tokens for record in records)
     return Replay(made, policy, len(records), differ, _mean(recorded, prompts), _mean(replayed, prompts))
+
+
+def _chance_of_other(decision: Decision, own: Considered) -> float:
+    """How likely the decision is another one than `own`, between which and its equals there is no difference."""
+    if decision.policy is Policy.RANDOM:
+        able = sum(each.verdict in CONSIDERED for each in decision.considered)
+        return (able - 1) / able
+    return float(own.verdict not in ("chosen", "tied"))
 
 
 def work_of(record: fleet_pb2.RouteRecord) -> Work:

@@ -36,8 +36,16 @@ def replay(
     """Make recorded decisions of gateways again, by other policies.
 
     FILE has one decision a line, as `octavo bench routing --routes` and --save write it. Each is made again from what
-    it was made from: how many would have gone elsewhere, and what that would have cost by today's cost function, in
-    seconds. What would have become of the fleet is not asked: loads and caches stay as they were recorded.
+    it was made from. What would have become of the fleet is not asked: loads and caches stay as they were recorded.
+
+    \b
+    made by, again by  the policy that decided, and the one that decides now
+    other choice       decisions that now go elsewhere; between equals it is none.
+                       random: what is expected, (n-1)/n among n workers
+    cost               mean of the choices, in seconds, by today's cost function
+    until first token  the part of it before the first token: waiting, prompt, pages
+    cached             share of the prompts' tokens that was expected in caches
+    made, again        of the recorded choices, and of those made now
     """
     from bench import replay as replayed
     from gateway.router import Policy

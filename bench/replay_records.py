@@ -65,9 +65,16 @@ def read_records(path: Path) -> list[fleet_pb2.RouteRecord]:
     records = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         try:
+            # The library takes an empty list for a message without fields.
+            if not line.lstrip().startswith("{"):
+                raise ValueError("no object")
             records.append(json_format.Parse(line, fleet_pb2.RouteRecord()))
-        except json_format.ParseError as error:
-            raise NoRecords(f"{path}, line {number}, is no recorded decision: {error}") from error
+        # Numbers out of range and deep nesting fail in ways of their own.
+        except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
+            # The library's message may have many lines, and quotes what is there.
+            raise NoRecords(
+                f"{path}, line {number}, is no recorded decision: octavo bench routing --routes writes such files"
+            ) from error
     return records
 
 

@@ -41,7 +41,7 @@ class Policy(StrEnum):
 
 
 class Considered(NamedTuple):
-    """A candidate as it was judged. `verdict`: chosen, tied, costlier, or why not at all."""
+    """A candidate as it was judged. `verdict`: chosen, tied, costlier, not its turn, not drawn, or why not at all."""
 
     candidate: Candidate
     cost: Cost
@@ -84,6 +84,8 @@ def route(
             return f"is {each.state}"
         if winner is not None and each.incarnation == winner.incarnation:
             return "chosen"
+        if policy is Policy.RANDOM:
+            return "not drawn"
         if each.incarnation in best:
             return "tied"
         return "not its turn" if policy is Policy.ROUND_ROBIN else "costlier"

@@ -76,8 +76,17 @@ def test_a_tie_is_no_other_choice() -> None:
     twin = candidate("c", verdict="tied")
     [found] = replay([record("least-loaded", 0, candidate("a", verdict="chosen"), twin)] * 8, [Policy.LEAST_LOADED])
     assert found.differ == 0
-    [found] = replay([record("least-loaded", 0, candidate("a", verdict="chosen"), twin)] * 8, [Policy.RANDOM])
-    assert found.differ == 0
+
+
+def test_chance_chooses_another_as_often_as_there_are_others() -> None:
+    """Whatever they cost; who could not be chosen is none of them."""
+    workers = [IDLE, HOLDER, candidate("c", verdict="costlier"), candidate("d", verdict="is draining")]
+    made = [record("prefix", 1, *workers), PREFIX, record("random", 0, candidate("a", verdict="chosen"))]
+    first, second = replay(made, [Policy.RANDOM])
+    assert (first.decisions, first.differ) == (2, pytest.approx(2 / 3 + 1 / 2))
+    assert (second.decisions, second.differ) == (1, 0)
+    drawn = [record("random", 0, candidate("a", verdict="chosen"), candidate("b", verdict="not drawn"))] * 4
+    assert [each.differ for each in replay(drawn, [Policy.RANDOM, Policy.LEAST_LOADED])] == [2, 0]
 
 
 def test_round_robin_goes_on_from_its_own_last_choice() -> None:
@@ -124,6 +133,34 @@ def test_a_file_holds_what_was_written(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{}\nnonsense\n")
     with pytest.raises(NoRecords, match="line 4, is no recorded decision"):
         read_records(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "nonsense",
+            "",
+            "12",
+            "[]",
+            "null",
+            '"a"',
+            '{"no": "field"}',
+            '{"chosen": "x"}',
+            '{"candidates": 3}',
+            "\0\xff",
+        ),
+        *('{"policy": NaN}', "[" * 100_000, '{"a":' * 100_000, '{"chosen": 1e400}', '{"chosen": -1}', "9" * 5000),
+    ],
+)
+def test_a_file_that_is_no_record_is_told_in_one_plain_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(text + "\n")
+    ran = invoke(str(path))
+    assert ran.exit_code == 1
+    assert ran.output == (
+        f"Error: {path}, line 1, is no recorded decision: octavo bench routing --routes writes such files\n"
+    )
 
 
 def invoke(*arguments: str) -> Any:
