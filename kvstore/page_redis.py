@@ -77,6 +77,7 @@ class RedisPages:
 
     async def hottest(self, fingerprint: str, count: int) -> list[BlockHash]:
         """Among the pages of all models that were used last."""
+        await self._script("renew", ())  # of nothing: a key of another type in its place is deleted
         names = await self._broker.call("ZRANGE", self._broker.keys.pages, 0, LOOKED_AT - 1, "REV")
         start = f"{fingerprint}:".encode()
         found: list[BlockHash] = []

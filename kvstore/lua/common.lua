@@ -24,6 +24,11 @@ local function sequences_of(choices)
   return math.max(tokens_of(choices), 1)
 end
 
+-- Whether a text is a count that we can have written, and add to.
+local function is_count(text)
+  return text == '0' or (#text <= 15 and string.match(text, '^[1-9]%d*$') ~= nil)
+end
+
 -- Whether a load is there. What is no load, or no count in one, was not written by us: it must not stop anything, least
 -- of all half-way through. It counts as nothing, as it does for who reads it, and is deleted.
 local function load_exists(load)
@@ -36,7 +41,7 @@ local function load_exists(load)
   local exists = false
   for i, field in ipairs(fields) do
     local number = seen[i]
-    if number and (number == '0' or (#number <= 15 and string.match(number, '^[1-9]%d*$'))) then
+    if number and is_count(number) then
       exists = true
     elseif number then
       redis.call('HDEL', load, field)

@@ -26,15 +26,22 @@ local function key_of(name)
   return prefix .. 'page:' .. name
 end
 
--- Of all of them by the name `total`.
+-- 0 also for what is no page, but a key of another type.
+local function length_of(name)
+  local length = redis.pcall('STRLEN', key_of(name))
+  return type(length) == 'number' and length or 0
+end
+
+-- Of all of them by the name `total`. What is no size was not written by us: then the page itself is asked.
 local function size_of(name)
-  return tonumber(redis.call('HGET', sizes, name) or 0) or 0
+  local size = redis.call('HGET', sizes, name) or '0'
+  return is_count(size) and tonumber(size) or length_of(name)
 end
 
 local function drop(name)
+  local size = size_of(name)
   redis.call('UNLINK', key_of(name))
   redis.call('ZREM', pages, name)
-  local size = size_of(name)
   if redis.call('HDEL', sizes, name) == 1 and size > 0 then
     redis.call('HINCRBY', sizes, 'total', '-' .. int(size))
   end
@@ -82,11 +89,13 @@ local function make_room(size)
 end
 
 local function renew(name, age)
-  if redis.call('PEXPIRE', key_of(name), ttl) == 0 then
+  local length = length_of(name)
+  if length == 0 then
     drop(name)
     return 0
   end
-  note(name, age, redis.call('STRLEN', key_of(name)))
+  redis.call('PEXPIRE', key_of(name), ttl)
+  note(name, age, length)
   return 1
 end
 
@@ -102,10 +111,17 @@ local function put(name, age, value)
   return 1
 end
 
--- One of them was lost, or somebody else wrote to it: both are begun anew, and the pages expire by themselves.
-if redis.call('EXISTS', pages) ~= redis.call('EXISTS', sizes)
-  or not string.match(redis.call('HGET', sizes, 'total') or '0', '^%d+$') then
-  redis.call('DEL', pages, sizes)
+-- False when one of them was lost, or somebody else wrote to it.
+local function accounts_are_sound()
+  local by_use, by_name = redis.call('TYPE', pages).ok, redis.call('TYPE', sizes).ok
+  if by_use == 'none' or by_name == 'none' then
+    return by_use == by_name
+  end
+  return by_use == 'zset' and by_name == 'hash' and is_count(redis.call('HGET', sizes, 'total') or '0')
+end
+
+if not accounts_are_sound() then
+  redis.call('DEL', pages, sizes) -- both are begun anew, and the pages expire by themselves
 end
 local answers = {}
 if operation == 'put' then

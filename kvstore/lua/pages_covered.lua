@@ -7,7 +7,8 @@
 --
 -- Races closed: none; a page that is there now may be gone when it is asked for. allow-oom, as it writes nothing.
 for i = 2, #ARGV do
-  if redis.call('EXISTS', ARGV[1] .. ARGV[i]) == 0 then
+  local length = redis.pcall('STRLEN', ARGV[1] .. ARGV[i])
+  if type(length) ~= 'number' or length == 0 then -- a key of another type is no page
     return i - 2
   end
 end

@@ -18,7 +18,7 @@ from .conftest import server_time_ms, until
 from .test_page_store import MUCH, SIZE, hash_of, hashes, page, value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 
@@ -91,11 +91,66 @@ async def test_what_somebody_else_wrote_is_passed_over(broker_binary: Path) -> N
             await broker.call("ZADD", broker.keys.pages, later, name)
         assert await store.hottest("f", 1) == hashes(1)
         assert store._broker.malformed == 3
-        for total in ("much", "-5", "1.5"):
+        for total in ("much", "-5", "1.5", "007", "9223372036854775807", "9" * 5000):
             await broker.call("HSET", broker.keys.page_sizes, "total", total)
             assert await store.tend() == Usage(0, 0)
             # The accounts are right again; the page itself was there all the time.
             assert await store.renew("f", [PageRef(hash_of(1), 0)]) == [True]
+            assert await store.tend() == Usage(1, SIZE)
+
+
+@pytest.mark.parametrize("account", ["pages", "page_sizes"])
+@pytest.mark.parametrize("call", ["put", "renew", "drop", "hottest", "tend"])
+async def test_accounts_of_another_type_are_begun_anew_by_whatever_call(
+    broker_binary: Path, account: str, call: str
+) -> None:
+    async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
+        await store.put("f", [page(1)])
+        for command in ("SET", "RPUSH", "SADD"):
+            await broker.call("DEL", getattr(broker.keys, account))
+            await broker.call(command, getattr(broker.keys, account), "junk")
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "put": lambda: store.put("f", [page(2)]),
+                "renew": lambda: store.renew("f", [PageRef(hash_of(1), 0)]),
+                "drop": lambda: store.drop("f", hashes(3)),
+                "hottest": lambda: store.hottest("f", 9),
+                "tend": store.tend,
+            }
+            await calls[call]()
+            assert await store.put("f", [page(1), page(2)]) == [True, True]
+            assert await store.tend() == Usage(2, 2 * SIZE)
+
+
+async def test_keys_of_another_type_in_the_place_of_pages_are_no_pages(broker_binary: Path) -> None:
+    """They are misses, and what is stored next takes their place; the pages beside them are as they were."""
+    async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
+        refs = [PageRef(hash_of(number), number) for number in range(4)]
+        for call in ("put", "renew", "drop"):
+            assert await store.put("f", [page(number, number) for number in range(4)]) == [True] * 4
+            key = broker.keys.page("f", hash_of(2).hex())
+            await broker.call("DEL", key)
+            await broker.call("RPUSH", key, "junk")
+            assert await store.covered("f", hashes(0, 1, 2, 3)) == 2
+            assert await store.fetch("f", hashes(0, 1, 2, 3)) == [value(0), value(1)]
+            if call == "put":
+                assert await store.put("f", [page(number, number) for number in range(4)]) == [True] * 4
+                assert await store.covered("f", hashes(0, 1, 2, 3)) == 4
+                assert await store.tend() == Usage(4, 4 * SIZE)
+                continue
+            if call == "renew":
+                assert await store.renew("f", refs) == [True, True, False, True]
+            else:
+                await store.drop("f", hashes(2))
+            assert await broker.call("EXISTS", key) == 0
+            assert await store.tend() == Usage(3, 3 * SIZE)
+
+
+async def test_what_is_no_size_is_not_counted_with(broker_binary: Path) -> None:
+    async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
+        for size in ("much", "-5", "1.5", "1e300", "9223372036854775807", "9" * 5000):
+            await store.put("f", [page(1), page(2)])
+            await broker.call("HSET", broker.keys.page_sizes, f"f:{hash_of(1).hex()}", size)
+            await store.drop("f", hashes(1))
             assert await store.tend() == Usage(1, SIZE)
 
 
