@@ -8,26 +8,28 @@ length on the same worker, moments apart: once computed, once fetched.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.request import urlopen
 
 from bench.machine import describe_machine
-from bench.path_figures import parse
 from bench.runner import TIMEOUT_S
+from bench.scrape import scrape
 from bench.stats import percentile
 from bench.workload import Lengths, Workload
 from ops.client import Client, plain
 from ops.console import Loading
 from ops.fleet import Fleet
+from worker.__main__ import default_cache
+from worker.model.simulated import CONTEXT_LENGTH, is_simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bench.path_figures import Values
     from octavo.v1 import inference_pb2
     from ops.config import FleetConfig
 
@@ -35,7 +37,6 @@ STORES: Final = ("redis", "dir")
 ANSWER_TOKENS: Final = 4
 SETTLE_S: Final = 30.0
 """How long pages may take to be stored."""
-SCRAPE_S: Final = 5.0
 COLUMNS: Final = ("store", "prompt", "computed p50", "fetched p50", "ratio", "found", "fetched/s", "pays from", "equal")
 
 
@@ -63,14 +64,15 @@ class Seen:
     """Of the prompts that came back."""
     fetch_tok_s: float
     break_even_tokens: float
-    """As the worker itself has measured them."""
+    """As the worker itself has measured them; 0: it has fetched nothing."""
     equal: bool
     """Whether all answers to the prompt that came back are those of its first, cold run."""
 
     def figures(self) -> dict[str, Any]:
         """For JSON."""
         computed, fetched = percentile(self.computed_s, 50), percentile(self.fetched_s, 50)
-        endless = self.break_even_tokens == float("inf")
+        known = self.fetch_tok_s > 0
+        pays = known and self.break_even_tokens != float("inf")
         return {
             "store": self.store,
             "prompt_tokens": self.prompt_tokens,
@@ -78,8 +80,8 @@ class Seen:
             "fetched_first_token_s": {"p50": fetched, "all": self.fetched_s},
             "ratio": fetched / computed,
             "cached_tokens": percentile(self.cached_tokens, 50),
-            "fetch_tokens_per_s": self.fetch_tok_s,
-            "break_even_tokens": None if endless else self.break_even_tokens,
+            "fetch_tokens_per_s": self.fetch_tok_s if known else None,
+            "break_even_tokens": self.break_even_tokens if pays else None,
             "equal": self.equal,
         }
 
@@ -107,16 +109,31 @@ def small_pool(length: int, block_size: int) -> int:
     return (-(-(length + ANSWER_TOKENS) // block_size) + 1) * block_size
 
 
+def context_of(settings: FleetConfig, note: Callable[[str], None]) -> int:
+    """Tokens that a prompt and its answer may have together, without a fleet.
+
+    Raises:
+        ModelError: the model is not there, or of no kind that can be loaded here.
+    """
+    if is_simulated(settings.model):
+        return CONTEXT_LENGTH
+    from worker.model.loader import resolve
+
+    cache = Path(os.environ.get("OCTAVO_CACHE") or default_cache())
+    found = resolve(settings.model, cache_dir=cache, dtype=settings.dtype, device=settings.device, progress=note)
+    return found.context_length
+
+
 async def _measure(
     config: PagesBench, settings: FleetConfig, store: str, length: int, note: Callable[[str], None]
 ) -> tuple[Seen, inference_pb2.Model]:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="octavo-pages-"))
-        place = "redis" if store == "redis" else f"dir:{folder}"
+        place, server = ("redis", settings.pages_redis) if store == "redis" else (f"dir:{folder}", "")
         pool = small_pool(length, settings.block_size or 16)
         loading = Loading()
         fleet = await stack.enter_async_context(
-            Fleet(replace(settings, pages=place, kv_tokens=pool, workers=1), loading.sink, note)
+            Fleet(replace(settings, pages=place, pages_redis=server, kv_tokens=pool, workers=1), loading.sink, note)
         )
         loading.over = True
         client = await stack.enter_async_context(Client(fleet.targets[0]))
@@ -136,7 +153,7 @@ async def _measure(
                 computed.append(answer.first_token_s or 0.0)
                 fetched.append(again.first_token_s or 0.0)
                 cached.append(again.usage.cached_tokens if again.usage else 0)
-        told = await asyncio.to_thread(_scrape, worker)
+        told = await asyncio.to_thread(scrape, worker)
         speed = told["octavo_pages_fetch_tokens_per_second"]
         least = told["octavo_pages_break_even_tokens"]
         return Seen(store, length, computed, fetched, cached, speed, least, equal), model
@@ -151,20 +168,15 @@ def _requests(config: PagesBench, length: int, vocab_size: int) -> Sequence[infe
 async def _settled(worker: str) -> None:
     """Returns once all that was evicted is stored: writing takes the worker's time, and is not what is measured."""
     until = time.monotonic() + SETTLE_S
-    while (await asyncio.to_thread(_scrape, worker))["octavo_pages_buffer_bytes"]:
+    while (await asyncio.to_thread(scrape, worker))["octavo_pages_buffer_bytes"]:
         if time.monotonic() > until:
             raise TimeoutError("pages were not stored in time")
         await asyncio.sleep(0.05)
 
 
-def _scrape(address: str) -> Values:
-    with urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as response:
-        return parse(response.read().decode())
-
-
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A line of the table."""
-    least = row["break_even_tokens"]
+    least, speed = row["break_even_tokens"], row["fetch_tokens_per_s"]
     return (
         row["store"],
         str(row["prompt_tokens"]),
@@ -172,7 +184,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['fetched_first_token_s']['p50'] * 1000:.0f} ms",
         f"{row['ratio']:.2f}",
         f"{row['cached_tokens']:.0f}",
-        f"{row['fetch_tokens_per_s']:.0f} tokens",
-        "never" if least is None else f"{least:.0f} tokens",
+        "-" if speed is None else f"{speed:.0f} tokens",
+        "-" if speed is None else "never" if least is None else f"{least:.0f} tokens",
         "yes" if row["equal"] else "NO",
     )

@@ -15,6 +15,11 @@ from ops.client import BrokenStream, describe
 from ops.config import fleet_config, fleet_options
 from ops.console import emit_json, note, unless_interrupted
 from ops.show import print_table
+from worker.model.errors import ModelError
+
+MADE_HERE = ("workers", "gateways", "policy", "steal", "kv_tokens", "pages")
+"""Of a fleet's options those that would do nothing: one worker and one gateway are measured, with a pool and a store of
+the measurement's own."""
 
 
 @click.command("pages")
@@ -29,14 +34,22 @@ def pages(as_json: bool, lengths: tuple[int, ...], turns: int, store: str, seed:
 
     A worker whose pool holds one prompt gets new prompts and, in between, one that each of them pushes out. "Pays from"
     is the break-even line that the worker has measured: shorter prefixes are computed. "Equal" says that what was
-    fetched gave the same answer as the cold run.
+    fetched gave the same answer as the cold run. A dash: nothing was fetched. One worker and one gateway are measured, with a
+    pool and a store of their own: there are no options for these.
     """
-    from bench.pages import COLUMNS, STORES, PagesBench, cells, run_pages
+    from bench.pages import ANSWER_TOKENS, COLUMNS, STORES, PagesBench, cells, context_of, run_pages
 
     config = PagesBench(lengths, turns, STORES if store == "both" else (store,), seed)
+    if values["pages_redis"] and store == "dir":
+        raise click.BadParameter("pages go to a folder with --store dir", param_hint="--pages-redis")
+    settings = fleet_config(values)
     try:
-        results = asyncio.run(unless_interrupted(run_pages(config, fleet_config(values), note)))
-    except (ChildFailed, KvError, BrokenStream, TimeoutError) as error:
+        most = context_of(settings, note) - ANSWER_TOKENS
+        if max(lengths) > most:
+            reason = f"prompts of {max(lengths)} tokens are longer than the {most} that {settings.model} has room for"
+            raise click.BadParameter(reason, param_hint="--lengths")
+        results = asyncio.run(unless_interrupted(run_pages(config, settings, note)))
+    except (ChildFailed, KvError, BrokenStream, TimeoutError, ModelError) as error:
         raise click.ClickException(str(error)) from error
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
@@ -44,3 +57,6 @@ def pages(as_json: bool, lengths: tuple[int, ...], turns: int, store: str, seed:
         emit_json(results)
         return
     print_table(COLUMNS, [cells(row) for row in results["lengths"]])
+
+
+pages.params = [parameter for parameter in pages.params if parameter.name not in MADE_HERE]
