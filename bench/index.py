@@ -268,5 +268,6 @@ async def run_index(config: IndexConfig, note: Callable[[str], None]) -> dict[st
         "prompt_tokens": config.prompt_tokens,
         "blocks": config.blocks,
         "held_besides": config.held,
+        "step_tokens": config.chunks,
         "parts": [each.as_dict() for each in parts],
     }

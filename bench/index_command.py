@@ -33,7 +33,7 @@ def index(as_json: bool, **values: Any) -> None:
 
     A broker is started, in which workers hold parts of a long prompt. Then jobs are matched and submitted, and steps
     committed, one after the other. Times are those of one call: in scripts and of the server's processor by its own
-    account, and as the client waited.
+    account, and as the client waited. The aims are for the load that is the default.
     """
     from bench.index import IndexConfig, run_index
     from bench.index_figures import INDEX_COLUMNS, index_cells, told_aims
@@ -50,4 +50,4 @@ def index(as_json: bool, **values: Any) -> None:
         return
     print_table(INDEX_COLUMNS, [index_cells(told) for told in results["parts"]])
     emit("")
-    emit(told_aims(results["parts"]))
+    emit(told_aims(results))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.stats import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 INDEX_COLUMNS: Final = ("part", "in scripts", "server's CPU", "client p50", "p90", "p99", "tokens/s per core")
 MOST_SERVER_US: Final = 1000.0
@@ -18,6 +18,8 @@ MOST_CLIENT_MS: Final = 2.0
 """And at its gateway."""
 LEAST_TOKENS: Final = 100_000.0
 """The aim: tokens that one core of the broker commits in a second, at least."""
+AIM_LOAD: Final = {"workers": 100, "prompt_tokens": 8192, "blocks": 512, "held_besides": 2048, "step_tokens": 32}
+"""What the aims are for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,18 @@ def index_cells(told: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def told_aims(parts: Sequence[dict[str, Any]]) -> str:
-    """Each aim, what was measured, and whether that reaches it."""
+def told_load(load: Mapping[str, Any]) -> str:
+    """In words."""
+    return (
+        f"{load['workers']} workers with {load['held_besides']} blocks each beside the prompt's, prompts of "
+        f"{load['prompt_tokens']} tokens in {load['blocks']} blocks, steps of {load['step_tokens']} tokens"
+    )
+
+
+def told_aims(results: Mapping[str, Any]) -> str:
+    """The load that the aims are for; each aim and what was measured, and, under that load, whether it is reached."""
+    parts: Sequence[dict[str, Any]] = results["parts"]
+    there = all(results[name] == value for name, value in AIM_LOAD.items())
     by_name = {told["name"]: told for told in parts}
     decision = by_name["match and submit"]
     slowest = min(told["tokens_per_cpu_s"] for told in parts if told["tokens_per_cpu_s"] is not None)
@@ -96,7 +108,11 @@ def told_aims(parts: Sequence[dict[str, Any]]) -> str:
          decision["p50_ms"] <= MOST_CLIENT_MS),
         ("tokens/s per core", f"{slowest:,.0f}", "at least", f"{LEAST_TOKENS:,.0f}", slowest >= LEAST_TOKENS),
     )  # fmt: skip
-    return "\n".join(
-        f"{what}: {found}, aim {bound} {aim}: {'reached' if reached else 'missed'}"
+    lines = [f"The aims are for {told_load(AIM_LOAD)}, one call after the other."]
+    if not there:
+        lines.append(f"This was another load, of which they say nothing: {told_load(results)}.")
+    lines += [
+        f"{what}: {found}, aim {bound} {aim}" + there * f": {'reached' if reached else 'missed'}"
         for what, found, bound, aim, reached in aims
-    )
+    ]
+    return "\n".join(lines)

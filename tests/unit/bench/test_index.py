@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.index import IndexConfig
-from bench.index_figures import Reading, index_cells, part, told_aims
+from bench.index_figures import AIM_LOAD, Reading, index_cells, part, told_aims
 from ops.cli import main
 
 
@@ -51,11 +51,35 @@ def test_aims_are_told_reached_or_not() -> None:
         told("commit", tokens_per_cpu_s=150_000.0),
         told("commit with blocks", tokens_per_cpu_s=99_999.4),
     ]
-    assert told_aims(parts) == (
+    load = (
+        "The aims are for 100 workers with 2048 blocks each beside the prompt's, prompts of 8192 tokens in 512 blocks, "
+        "steps of 32 tokens, one call after the other.\n"
+    )
+    assert told_aims({**AIM_LOAD, "parts": parts}) == (
+        f"{load}"
         "a decision in scripts: 1000 us, aim at most 1000 us: reached\n"
         "a decision at its client, p50: 2.10 ms, aim at most 2 ms: missed\n"
         "tokens/s per core: 99,999, aim at least 100,000: missed"
     )
+    assert told_aims({**AIM_LOAD, "workers": 3, "parts": parts}) == (
+        f"{load}"
+        "This was another load, of which they say nothing: 3 workers with 2048 blocks each beside the prompt's, prompts "
+        "of 8192 tokens in 512 blocks, steps of 32 tokens.\n"
+        "a decision in scripts: 1000 us, aim at most 1000 us\n"
+        "a decision at its client, p50: 2.10 ms, aim at most 2 ms\n"
+        "tokens/s per core: 99,999, aim at least 100,000"
+    )
+
+
+def test_the_aims_are_for_the_default_load() -> None:
+    default = IndexConfig()
+    assert {
+        "workers": default.workers,
+        "prompt_tokens": default.prompt_tokens,
+        "blocks": default.blocks,
+        "held_besides": default.held,
+        "step_tokens": default.chunks,
+    } == AIM_LOAD
 
 
 def test_a_prompt_that_fills_no_block_is_refused() -> None:
@@ -77,11 +101,12 @@ def test_a_server_that_is_none_is_told_in_a_line(tmp_path: Any) -> None:
 
 def test_json_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     async def measured(config: IndexConfig, note: Any) -> dict[str, Any]:
-        return {"workers": config.workers, "parts": [told("match and submit"), told("c", tokens_per_cpu_s=1.0)]}
+        parts = [told("match and submit"), told("c", tokens_per_cpu_s=1.0)]
+        return {**AIM_LOAD, "workers": config.workers, "parts": parts}
 
     monkeypatch.setattr("bench.index.run_index", measured)
     result = CliRunner().invoke(main, ["bench", "index", "--workers", "3", "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["workers"] == 3
-    result = CliRunner().invoke(main, ["bench", "index", "--workers", "3"])
+    result = CliRunner().invoke(main, ["bench", "index"])
     assert "a decision in scripts: 123 us, aim at most 1000 us: reached" in result.stdout
