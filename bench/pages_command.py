@@ -34,8 +34,8 @@ def pages(as_json: bool, lengths: tuple[int, ...], turns: int, store: str, seed:
 
     A worker whose pool holds one prompt gets new prompts and, in between, one that each of them pushes out. "Pays from"
     is the break-even line that the worker has measured: shorter prefixes are computed. "Equal" says that what was
-    fetched gave the same answer as the cold run. A dash: nothing was fetched. One worker and one gateway are measured, with a
-    pool and a store of their own: there are no options for these.
+    fetched gave the same answer as the cold run. A dash: nothing was fetched. One worker and one gateway are measured,
+    with a pool and a store of their own: there are no options for these.
     """
     from bench.pages import ANSWER_TOKENS, COLUMNS, STORES, PagesBench, cells, context_of, run_pages
 
