@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kvstore.block_hash import BlockHash
 from kvstore.errors import KvError
 from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
-from kvstore.page_tables import PRAGMAS, RANK_S, TABLES, Room, renewed, row_of, those_there, writing
+from kvstore.page_tables import IS_HASH, PRAGMAS, RANK_S, TABLES, Room, renewed, row_of, those_there, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,8 +74,11 @@ class DirPages:
                 row = row_of(database, fingerprint, hash_, self._oldest())
                 if row is None:
                     break
-                (value,) = database.execute("SELECT value FROM pages WHERE id = ?", (row,)).fetchone()
-                values.append(value)
+                found = database.execute("SELECT value FROM pages WHERE id = ?", (row,)).fetchone()
+                if found is None:  # another process has dropped it just now
+                    break
+                # What is no bytes was not written by us: no page, as whoever reads it will find.
+                values.append(found[0] if isinstance(found[0], bytes) else b"")
             return values
 
         return await self._run(read)
@@ -116,7 +119,7 @@ class DirPages:
 
         def look(database: sqlite3.Connection) -> list[BlockHash]:
             rows = database.execute(
-                "SELECT hash FROM pages WHERE fingerprint = ? AND used >= ? ORDER BY used DESC LIMIT ?",
+                f"SELECT hash FROM pages WHERE fingerprint = ? AND used >= ? AND {IS_HASH} ORDER BY used DESC LIMIT ?",
                 (fingerprint, self._oldest(), count),
             )
             return [BlockHash(hash_) for (hash_,) in rows]
@@ -128,7 +131,7 @@ class DirPages:
 
         def tend(database: sqlite3.Connection) -> Usage:
             with writing(database):
-                database.execute("DELETE FROM pages WHERE used < ?", (self._oldest(),))
+                database.execute(f"DELETE FROM pages WHERE used < ? OR NOT ({IS_HASH})", (self._oldest(),))
                 Room(database, self._limits.budget).make(0)
             database.executescript("PRAGMA incremental_vacuum")  # by execute() it would be one step of many
             pages, total = database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM pages").fetchone()

@@ -33,6 +33,11 @@ CREATE TABLE IF NOT EXISTS pages (
 CREATE INDEX IF NOT EXISTS by_use ON pages (used, size);
 """
 
+# Columns take values of any type. Only names in an index are looked at, so that no page is read for it.
+IS_HASH: Final = "typeof(hash) = 'blob' AND length(hash) = 32"
+_ODD: Final = f"typeof(used) <> 'real' OR typeof(size) <> 'integer' OR size NOT BETWEEN 0 AND {1 << 40}"
+"""Of rows that somebody else wrote, with which no sum can be made."""
+
 
 class Room:
     """The budget, in one transaction: what all pages take is summed up once, and then carried along."""
@@ -40,7 +45,12 @@ class Room:
     def __init__(self, database: sqlite3.Connection, budget: int) -> None:
         self._database = database
         self._budget = budget
-        (self._taken,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM pages").fetchone()
+        # TOTAL() does not overflow, as SUM() does.
+        taken, odd = database.execute(f"SELECT TOTAL(size), COALESCE(SUM({_ODD}), 0) FROM pages").fetchone()
+        if odd:
+            database.execute(f"DELETE FROM pages WHERE {_ODD}")
+            (taken,) = database.execute("SELECT TOTAL(size) FROM pages").fetchone()
+        self._taken = int(taken)
 
     def make(self, size: int) -> bool:
         """Drops what was used least recently until there is room for so many bytes, and gives that away; False if there

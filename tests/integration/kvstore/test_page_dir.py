@@ -211,3 +211,38 @@ async def test_pages_are_nobody_elses(tmp_path: Path) -> None:
     for path, mode in ((tmp_path / "new" / "pages", 0o700), (tmp_path / "new" / "pages" / FILE, 0o600)):
         assert os.stat(path).st_mode & 0o777 == mode  # noqa: PTH116 - in a coroutine the other is forbidden
     await store.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("value = 12345", "value = 'text'", "value = 0.5"),
+        *("hash = 'text'", "hash = 7", "hash = x'00'"),
+        *("size = 'text'", "size = -1000000000", f"size = {2**63 - 1}", "used = 'text'"),
+    ],
+)
+async def test_rows_that_somebody_else_wrote_are_no_pages(tmp_path: Path, change: str) -> None:
+    """Columns take values of any type. Such a page is a miss like any other that is none; sums are made without it."""
+    store = folder(tmp_path, budget=3 * SIZE)
+    assert await store.put("f", [page(1, 1), page(2)]) == [True, True]
+    row = ("UPDATE pages SET " + change + " WHERE hash = ?", hashes(1))
+    await store._run(lambda database: database.execute(*row).fetchall())
+    assert await store.fetch("f", hashes(1)) in ([], [b""], [value(1)])
+    assert {*await store.hottest("f", 9)} <= {*hashes(1, 2)}
+    assert await store.put("f", [page(3)]) == [True]
+    await store.drop("f", hashes(1))  # as who has read it does
+    assert await store.tend() == Usage(2, 2 * SIZE)
+    assert await store.fetch("f", hashes(2, 3)) == [value(2), value(3)]
+    assert await store.put("f", [page(1)]) == [True]
+    assert await store.fetch("f", hashes(1)) == [value(1)]
+    await store.close()
+
+
+async def test_a_page_that_another_process_drops_while_it_is_read_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder(tmp_path)
+    await store.put("f", [page(1)])
+    monkeypatch.setattr("kvstore.page_dir.row_of", lambda *_: 99)
+    assert await store.fetch("f", hashes(1)) == []
+    await store.close()
