@@ -203,7 +203,7 @@ class Fetch:
     ) -> Pages | None:
         """Sound pages under these hashes, up to the first that is not. None: no store, or none that is fast enough.
 
-        ``names``: what they must be; without, the pages tell it themselves.
+        ``names``: what they must be; without, the pages tell it themselves, and all that are sound are given.
         """
         client, metrics = self._client, self._client.metrics
         left = until - time.monotonic()
@@ -219,32 +219,39 @@ class Fetch:
         if len(values) < len(hashes):
             metrics.miss(ABSENT)
         metrics.moved("in", sum(map(len, values)))
-        pages, fault = await client.beside(lambda: self._checked(values, hashes, names))
+        pages, wrong = await client.beside(lambda: self._checked(values, hashes, names))
         metrics.pages("fetched", len(pages))
-        if fault is not None:
-            metrics.miss(fault.fault.value)
-            wrong = hashes[len(pages)]
-            logger.warning("page %s: %s; it is deleted", wrong.hex(), fault)
-            await client.call(lambda: client.store.drop(client.form.fingerprint, [wrong]))
+        for hash_, fault in wrong:
+            metrics.miss(fault.value)
+            logger.warning("page %s is deleted, as it can't be used: %s", hash_.hex(), fault.value)
+        if wrong:
+            await client.call(lambda: client.store.drop(client.form.fingerprint, [hash_ for hash_, _ in wrong]))
         return pages
 
     def _checked(
         self, values: Sequence[bytes], hashes: Sequence[BlockHash], names: Sequence[PageName] | None
-    ) -> tuple[Pages, PageInvalid | None]:
-        """In the thread for checksums."""
+    ) -> tuple[Pages, list[tuple[BlockHash, Fault]]]:
+        """Sound pages, and what is wrong with others. In the thread for checksums."""
         form, pages = self._client.form, Pages()
-        for index, value in enumerate(values):
+        wrong: list[tuple[BlockHash, Fault]] = []
+        for index, (value, hash_) in enumerate(zip(values, hashes, strict=False)):
             try:
                 name, payload = form.read(value)
-                if name.hash != hashes[index] or (names is not None and name != names[index]):
+                if name.hash != hash_ or (names is not None and name != names[index]):
                     raise PageInvalid(Fault.PLACE)
-            except PageInvalid as fault:
-                return pages, fault
+            except PageInvalid as invalid:
+                fault = invalid.fault
             except Exception:  # a fault of ours: this page would raise it again and again
-                logger.exception("page %s can't be read", hashes[index].hex())
-                return pages, PageInvalid(Fault.NOT_A_PAGE)
-            pages.append((name, payload))
-        return pages, None
+                logger.exception("page %s can't be read", hash_.hex())
+                fault = Fault.NOT_A_PAGE
+            else:
+                pages.append((name, payload))
+                continue
+            if names is not None:
+                return pages, [(hash_, fault)]
+            if fault is not Fault.LAYOUT:  # such a page is sound, and another fleet's: one with other blocks, say
+                wrong.append((hash_, fault))
+        return pages, wrong
 
     async def _hand_over(self, pages: Pages, *, evict: bool) -> None:
         """To the engine's thread, once it has room for them."""

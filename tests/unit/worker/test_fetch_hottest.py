@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from tests.unit.worker.fetch_world import World
+from kvstore.page import names_of
+from tests.unit.worker.fetch_world import PROMPT, World
+from tests.unit.worker.page_store import FORM
 
 
 async def test_the_hottest_go_into_free_blocks_while_there_are_no_jobs() -> None:
@@ -41,3 +44,19 @@ async def test_the_hottest_that_are_damaged_or_without_a_beginning_are_left_out(
     assert world.offered() == []
     assert world.shop.misses() == {"not_a_page": 1}
     world.engine.check_integrity()
+
+
+async def test_what_fleets_with_other_blocks_stored_under_the_same_fingerprint_stays_there() -> None:
+    """Each of them would otherwise delete what the others have. What is damaged goes, and ends nothing here."""
+    world = World()
+    other = replace(FORM, block_size=2 * FORM.block_size)
+    theirs = names_of(world.engine.root_of("other"), tuple(PROMPT), other.block_size)
+    values = world.shop.store.values
+    values[theirs[0].hash] = other.encode(theirs[0], bytes(FORM.page_bytes))
+    world.store(0, 1)
+    values[theirs[1].hash] = other.encode(theirs[1], bytes(FORM.page_bytes))[:-1]
+    world.store(2)
+    assert await world.fetch.fetch_hottest(9, lambda: False, time.monotonic() + 10) == 3
+    assert world.offered() == [0, 1, 2]
+    assert world.shop.misses() == {"truncated": 1}
+    assert {*values} == {theirs[0].hash, *(name.hash for name in world.names[:3])}
