@@ -27,27 +27,45 @@ class NoRecords(Exception):  # noqa: N818 - a finding, not a kind of error
     """What was given holds no decisions; the message says where and why."""
 
 
-async def records_from_redis(url: str, namespace: str, most: int = MOST) -> list[fleet_pb2.RouteRecord]:
-    """What a fleet's broker keeps, oldest first.
+async def last_route(url: str, namespace: str) -> str:
+    """The id of the last decision that a fleet's broker keeps; `0-0` where it has none.
 
     Raises:
         KvError: it does not answer.
     """
     broker = await connect(BrokerConfig(url, namespace))
     try:
-        return await records_of(broker, most)
+        found = await broker.call("XREVRANGE", broker.keys.routes, "+", "-", "COUNT", 1)
+        return found[0][0].decode() if found else "0-0"
     finally:
         await broker.close()
 
 
-async def records_of(broker: Broker, most: int = MOST) -> list[fleet_pb2.RouteRecord]:
-    """The last ones that the broker keeps, at most so many, oldest first; what does not parse is left out.
+async def records_from_redis(
+    url: str, namespace: str, most: int = MOST, after: str = ""
+) -> list[fleet_pb2.RouteRecord]:
+    """What a fleet's broker keeps, oldest first; with `after`, an id, what came later.
+
+    Raises:
+        KvError: it does not answer.
+    """
+    broker = await connect(BrokerConfig(url, namespace))
+    try:
+        return await records_of(broker, most, after)
+    finally:
+        await broker.close()
+
+
+async def records_of(broker: Broker, most: int = MOST, after: str = "") -> list[fleet_pb2.RouteRecord]:
+    """The last ones that the broker keeps, at most so many, oldest first, with `after` those behind that id; what does
+    not parse is left out.
 
     Raises:
         BrokerError: it does not answer.
     """
     records = []
-    for _, values in await broker.call("XREVRANGE", broker.keys.routes, "+", "-", "COUNT", most):
+    first = f"({after}" if after else "-"
+    for _, values in await broker.call("XREVRANGE", broker.keys.routes, "+", first, "COUNT", most):
         try:
             records.append(fleet_pb2.RouteRecord.FromString(values[b"d"]))
         except (DecodeError, KeyError):

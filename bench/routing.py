@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.machine import describe_machine
-from bench.replay_records import records_from_redis
+from bench.replay_records import last_route, records_from_redis
 from bench.routing_client import rate_of, saturate, send
 from bench.routing_figures import Window, shown_first_token, summarise
 from bench.routing_fleet import SETTLE_S, PolicyFleet
@@ -29,8 +30,8 @@ PLACES_PER_WORKER: Final = 4
 """Requests under way at each worker while a fleet's rate is measured."""
 FILL_PER_WORKER: Final = 2
 """The same while caches are filled: enough for all to work, and queues too short to move prefixes."""
-START_S: Final = 45.0
-"""About, for the estimate of a whole sweep."""
+EXTRA_S: Final = 2.0
+"""Of a run, at most, for what is made before it and read after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +52,27 @@ class RoutingConfig:
     capacity: float | None = None
     """Answers per second of the fleet without hits, which loads are multiples of; None: measured first."""
     routes: int = 0
-    """How many of the last decisions are kept, too."""
+    """How many of the last decisions of each run, while it counts, are kept, too."""
 
     @property
     def runs(self) -> int:
         return len(self.scenarios) * len(self.policies)
 
     @property
-    def least_s(self) -> float:
-        """Of the whole sweep, when all answers come at once."""
-        calibration = 0.0 if self.capacity else CALIBRATION_S
-        return START_S + calibration + self.runs * (self.fill_s + self.warm_s + self.seconds)
-
-    @property
     def most_s(self) -> float:
-        """Of the whole sweep, when every run ends with a full queue."""
-        return self.least_s + self.runs * (self.drain_s + 2 * SETTLE_S)
+        """Of the whole sweep from when the fleet has started, when every phase ends with a full queue."""
+        calibration = 0.0 if self.capacity else CALIBRATION_S + SETTLE_S
+        run = self.fill_s + SETTLE_S + self.warm_s + self.seconds + self.drain_s + SETTLE_S + EXTRA_S
+        return calibration + self.runs * run
+
+    def told(self) -> str:
+        """What it takes, before it begins."""
+        first = "" if self.capacity else f"{CALIBRATION_S:g} s to measure what the fleet answers without hits, then "
+        return (
+            f"{first}{self.runs} runs: {self.fill_s:g} s to fill caches, {self.warm_s:g} s to warm up, "
+            f"{self.seconds:g} s that count and up to {self.drain_s:g} s to drain; at most "
+            f"{math.ceil(self.most_s / 60)} min once the fleet has started; Ctrl-C ends it with the figures so far"
+        )
 
     def order(self, turn: int) -> tuple[str, ...]:
         """Policies of a scenario: another one goes first each time."""
@@ -82,7 +88,7 @@ class Results:
     runs: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
     routes: list[fleet_pb2.RouteRecord] = field(default_factory=list)
-    """The last decisions, where they were asked for."""
+    """The last decisions of each run, where they were asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -112,24 +118,17 @@ async def run_routing(
         grpc.aio.AioRpcError: the fleet answers nothing.
     """
     results.facts["machine"] = describe_machine()
-    note(
-        f"{config.runs} runs of {config.fill_s + config.warm_s + config.seconds:g} s, {config.least_s / 60:.1f} to "
-        f"{config.most_s / 60:.1f} min in all; Ctrl-C ends it with the figures so far"
-    )
+    note(config.told())
     async with AsyncExitStack() as stack:
         note(f"starting {settings.workers} worker(s) on {settings.model}, a gateway for each policy")
         fleet = await stack.enter_async_context(PolicyFleet(settings, config.policies, note))
         sweep = Sweep(config, fleet, results, note)
         await sweep.prepare(settings)
-        try:
-            for turn, scenario in enumerate(config.scenarios):
-                for policy in config.order(turn):
-                    await sweep.run(scenario, policy)
-                    fleet.check()
-            results.complete = True
-        finally:
-            if config.routes:
-                results.routes = await records_from_redis(fleet.redis, settings.namespace, config.routes)
+        for turn, scenario in enumerate(config.scenarios):
+            for policy in config.order(turn):
+                await sweep.run(scenario, policy)
+                fleet.check()
+        results.complete = True
 
 
 class Sweep:
@@ -144,6 +143,7 @@ class Sweep:
         self._note = note
         self._vocab_size = 0
         self._capacity = 0.0
+        self._namespace = ""
         self._salt = secrets.token_hex(8)
 
     async def prepare(self, settings: FleetConfig) -> None:
@@ -154,6 +154,7 @@ class Sweep:
             ValueError: it answered nothing in time.
         """
         config, facts = self._config, self._results.facts
+        self._namespace = settings.namespace
         policy = THEIRS if THEIRS in config.policies else config.policies[0]
         client = self._fleet.clients[policy]
         model, workers = await client.model(), await client.workers()
@@ -204,10 +205,13 @@ class Sweep:
         if config.fill_s:
             places = FILL_PER_WORKER * self._results.facts["fleet"]["workers"]
             await self._saturate(client, scenario.groups, salt, places, config.fill_s)
+        last = await last_route(self._fleet.redis, self._namespace) if config.routes else ""
         before = await self._fleet.stolen()
         sent = await send(client, asks, salt=salt, seconds=whole, drain_s=config.drain_s)
         await self._fleet.settle()
         after = await self._fleet.stolen()
+        if config.routes:
+            await self._keep_routes(last, sent.began_unix_s)
         figures = summarise(sent.samples, Window(config.warm_s, whole))
         runs.append(
             {
@@ -226,6 +230,14 @@ class Sweep:
             }
         )
         self._note(told_run(runs[-1]))
+
+    async def _keep_routes(self, last: str, began_unix_s: float) -> None:
+        """Keeps the last decisions of a run that were made while it counted; `last` is the id of the one before it."""
+        config = self._config
+        window = Window(began_unix_s + config.warm_s, began_unix_s + config.warm_s + config.seconds)
+        records = await records_from_redis(self._fleet.redis, self._namespace, after=last)
+        counted = [each for each in records if window.has(each.decided_unix_ms / 1000)]
+        self._results.routes += counted[-config.routes :]
 
     async def _saturate(self, client: Client, groups: int, salt: str, places: int, seconds: float) -> list[float]:
         """When answers ended; the fleet has nothing left to do."""

@@ -35,6 +35,8 @@ class Sent:
     wall_s: float
     cpu_s: float
     """That this process took."""
+    began_unix_s: float
+    """By this machine's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +104,7 @@ async def send(client: Client, asks: Sequence[Ask], *, salt: str, seconds: float
     """
     calls = [_Call(ask, ask.request(salt)) for ask in asks]
     tasks: list[asyncio.Task[None]] = []
-    cpu, began = time.process_time(), time.monotonic()
+    cpu, began, began_unix_s = time.process_time(), time.monotonic(), time.time()
     try:
         for call in calls:
             await _until(began + call.ask.due_s)
@@ -114,7 +116,7 @@ async def send(client: Client, asks: Sequence[Ask], *, salt: str, seconds: float
     finally:
         await cancel_all(tasks)
     wall_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    return Sent([call.sample(began) for call in calls], wall_s, cpu_s)
+    return Sent([call.sample(began) for call in calls], wall_s, cpu_s, began_unix_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,13 @@ SIMULATED: Final[dict[str, Any]] = {
     "drain": 5.0,
 }
 """What isn't given is taken from here, with the real model and with --simulated."""
+OF_FLEET: Final = {
+    "workers": f"Workers to start. Default: {REAL['workers']}; simulated {SIMULATED['workers']}.",
+    "kv_tokens": f"Size of a worker's pool. Default: {REAL['kv_tokens']}; simulated {SIMULATED['kv_tokens']}.",
+    "threads": f"Of each worker. Default: {REAL['threads']}.",
+    "model": f"As of a worker. Default: {FleetConfig().model}; with --simulated {SIMULATED['model']}.",
+}
+"""What is told of options that other commands have, too."""
 
 
 @click.command("routing")
@@ -75,7 +82,7 @@ SIMULATED: Final[dict[str, Any]] = {
 @click.option("--fill", type=Finite(min=0), help="Before that, to fill caches. Default: 10; simulated 5.")
 @click.option("--drain", type=Finite(min=0), help="Then, for what has begun. Default: 5.")
 @click.option("--capacity", type=Finite(min=0, min_open=True), help="Load 1, in requests/s. Default: measured.")
-@click.option("--routes", type=click.IntRange(min=1), help="Keep so many of the last decisions, for bench replay.")
+@click.option("--routes", type=click.IntRange(min=1), help="Keep so many of each run's last decisions that count.")
 @click.option("--prefix-tokens", type=click.IntRange(min=1), help="Of each group. Default: 512; simulated 1024.")
 @click.option("--tail-tokens", type=LengthsParam(), default="32:96", show_default=True, help="Of a prompt's own.")
 @click.option("--output-tokens", type=LengthsParam(), default="8", show_default=True, help="Length of answers.")
@@ -91,8 +98,9 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
     One fleet has a gateway for each policy. Prompts with long beginnings in common arrive by themselves (Poisson),
     whatever becomes of those before; each policy gets the same ones in turn. Without other options: 4 workers of one
     thread with small pools and three loads, or, with --simulated, 32 workers and working sets of half a pool to eight.
-    Writes routing.json, routing.md and the plot, with --routes also routes.jsonl. Ctrl-C ends it with the figures so
-    far.
+    Load 1 is what the fleet answers without hits: without --capacity that is measured first, for 20 s. A figure `> x`
+    lies among the requests that were given up at a run's end, and is more. Writes routing.json, routing.md and the
+    plot, with --routes also routes.jsonl for bench replay. Ctrl-C ends it with the figures so far.
     """
     settings, config = configured(context, values)
     results_folder(out, plot)
@@ -112,8 +120,12 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
         raise click.ClickException(NOTHING)
 
 
-# A fleet's own policy is none here: --policies has them all.
-routing.params = [parameter for parameter in routing.params if parameter.name != "policy"]
+# A fleet's own policy and gateways are none here: --policies has them all, with a gateway for each.
+routing.params = [parameter for parameter in routing.params if parameter.name not in ("policy", "gateways")]
+for _parameter in routing.params:
+    if isinstance(_parameter, click.Option) and _parameter.name in OF_FLEET:
+        # What a fleet takes elsewhere is not what it takes here.
+        _parameter.help, _parameter.show_default = OF_FLEET[_parameter.name], False
 
 
 def configured(context: click.Context, values: dict[str, Any]) -> tuple[FleetConfig, RoutingConfig]:

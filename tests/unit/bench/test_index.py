@@ -63,8 +63,8 @@ def test_aims_are_told_reached_or_not() -> None:
     )
     assert told_aims({**AIM_LOAD, "workers": 3, "parts": parts}) == (
         f"{load}"
-        "This was another load, of which they say nothing: 3 workers with 2048 blocks each beside the prompt's, prompts "
-        "of 8192 tokens in 512 blocks, steps of 32 tokens.\n"
+        "This was another load, of which they say nothing: 3 workers with 2048 blocks each beside the prompt's, "
+        "prompts of 8192 tokens in 512 blocks, steps of 32 tokens.\n"
         "a decision in scripts: 1000 us, aim at most 1000 us\n"
         "a decision at its client, p50: 2.10 ms, aim at most 2 ms\n"
         "tokens/s per core: 99,999, aim at least 100,000"

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 
 from bench import routing, routing_command
 from bench.routing import Results, RoutingConfig, Sweep
+from bench.routing_client import Sent, send
 from bench.routing_command import called, configured
+from bench.routing_figures import UNANSWERED, Sample
 from bench.routing_load import GroupedLoad, scenarios
 from bench.workload import Lengths
 from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -23,6 +25,7 @@ from ops.client import Client
 from ops.config import FleetConfig
 from ops.console import INTERRUPTED
 from tests.unit.bench.test_routing_report import FACTS, RUNS
+from tests.unit.bench.test_routing_report import run as made_run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -67,8 +70,13 @@ class Service(inference_pb2_grpc.InferenceServicer, fleet_pb2_grpc.FleetServicer
         return fleet_pb2.ListWorkersResponse(workers=[worker])
 
 
+URL = "redis://there"
+
+
 class Fleet:
     """Stands where a fleet with a gateway for each policy does: one gateway for all."""
+
+    redis = URL
 
     def __init__(self, client: Client) -> None:
         self.clients = dict.fromkeys(("prefix", "least-loaded"), client)
@@ -155,9 +163,50 @@ def test_each_policy_goes_first_in_turn() -> None:
 
 def test_a_sweep_tells_how_long_it_takes() -> None:
     assert CONFIG.runs == 6
-    assert CONFIG.least_s == pytest.approx(routing.START_S + 6 * 0.25)
-    assert CONFIG.most_s == pytest.approx(CONFIG.least_s + 6 * (5.0 + 2 * routing.SETTLE_S))
-    assert replace(CONFIG, capacity=None).least_s == pytest.approx(CONFIG.least_s + routing.CALIBRATION_S)
+    assert CONFIG.most_s == pytest.approx(6 * (0.25 + 5.0 + 2 * routing.SETTLE_S + routing.EXTRA_S))
+    measured = replace(CONFIG, capacity=None, fill_s=10.0)
+    assert measured.most_s == pytest.approx(CONFIG.most_s + 60 + routing.CALIBRATION_S + routing.SETTLE_S)
+    assert CONFIG.told() == (
+        "6 runs: 0 s to fill caches, 0.05 s to warm up, 0.2 s that count and up to 5 s to drain; at most 3 min once "
+        "the fleet has started; Ctrl-C ends it with the figures so far"
+    )
+    assert measured.told().startswith(
+        "20 s to measure what the fleet answers without hits, then 6 runs: 10 s to fill caches, 0.05 s to warm up, "
+    )
+
+
+async def test_the_last_decisions_that_count_are_kept_of_each_run(
+    service: tuple[Service, Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[str, str, str]]()
+    clock = iter((1000.0, 2000.0))
+
+    async def last(url: str, namespace: str) -> str:
+        asked.append((url, namespace, ""))
+        return f"{len(asked)}-0"
+
+    async def records(url: str, namespace: str, *, after: str) -> list[fleet_pb2.RouteRecord]:
+        asked.append((url, namespace, after))
+        # Every 50 ms from the beginning: of 0 to 0.25 s what is from 0.05 s on counts.
+        began = 1000.0 if after == "1-0" else 2000.0
+        moments = [int(1000 * began) + 50 * step for step in range(8)]
+        return [fleet_pb2.RouteRecord(policy="prefix", decided_unix_ms=moment) for moment in moments]
+
+    async def sent(*arguments: Any, **more: Any) -> Sent:
+        return replace(await send(*arguments, **more), began_unix_s=next(clock))
+
+    monkeypatch.setattr(routing, "last_route", last)
+    monkeypatch.setattr(routing, "records_from_redis", records)
+    monkeypatch.setattr(routing, "send", sent)
+    made, results, _ = sweep(replace(CONFIG, routes=3), service[1])
+    await made.prepare(FleetConfig(workers=1, namespace="ours"))
+    for policy in CONFIG.policies:
+        await made.run(CONFIG.scenarios[0], policy)
+    assert [each.decided_unix_ms for each in results.routes] == [
+        *(1_000_100, 1_000_150, 1_000_200),
+        *(2_000_100, 2_000_150, 2_000_200),
+    ]
+    assert asked == [(URL, "ours", after) for after in ("", "1-0", "", "3-0")]
 
 
 def options(*arguments: str) -> tuple[FleetConfig, RoutingConfig]:
@@ -173,7 +222,7 @@ def test_defaults_with_a_real_model() -> None:
         ("ratio 2", 16, 1.0),
         ("ratio 2", 16, 3.0),
     ]
-    assert config.least_s < 12 * 60
+    assert config.most_s < 16 * 60
 
 
 def test_defaults_with_simulated_workers() -> None:
@@ -183,7 +232,7 @@ def test_defaults_with_simulated_workers() -> None:
         *(f"ratio {ratio}" for ratio in ("0.5", "1", "2", "4", "8")),
         *("hot prefix", "hit-free"),
     ]
-    assert config.least_s < 15 * 60
+    assert config.most_s < 26 * 60
 
 
 def test_parts_of_a_sweep() -> None:
@@ -247,6 +296,39 @@ def test_the_figures_so_far_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ("Interrupted" in (tmp_path / "routing.md").read_text()) is interrupted
     assert (tmp_path / "routing.svg").read_text().startswith("<?xml")
     assert (tmp_path / "routes.jsonl").read_text() == '{"policy": "prefix"}\n'
+
+
+def test_a_sweep_without_an_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures are kept all the same."""
+    given_up = Sample(1.0, 0.0, 9, UNANSWERED, 4.0)
+
+    async def some(_config: object, _settings: object, results: Results, _note: object) -> None:
+        results.facts = {**FACTS, **results.facts}
+        results.runs += [made_run(policy, 2.0, 3.0, given_up) for policy in ("prefix", "least-loaded")]
+        results.complete = True
+
+    monkeypatch.setattr(routing_command, "run_routing", some)
+    ran = CliRunner().invoke(main, ["bench", "routing", "--out", str(tmp_path), "--plot", "none"])
+    assert ran.exit_code == 1
+    assert ran.stderr.splitlines()[-1] == "Error: nothing was answered: raise --drain or --seconds"
+    assert "Nothing was answered: raise --drain or --seconds." in ran.stdout
+    assert "aim" not in ran.stdout
+    page = (tmp_path / "routing.md").read_text()
+    assert "- Nothing was answered: raise --drain or --seconds.\n" in page
+    assert "aim" not in page
+    assert json.loads((tmp_path / "routing.json").read_text())["versus_least_loaded"] == []
+
+
+def test_help_tells_the_defaults_of_either_kind() -> None:
+    told = " ".join(CliRunner().invoke(main, ["bench", "routing", "--help"]).output.split())
+    assert "Workers to start. Default: 4; simulated 32." in told
+    assert "Size of a worker's pool. Default: 4096; simulated 8192." in told
+    assert "Default: smollm2-135m; with --simulated simulated:400,100." in told
+    assert "default: 32768" not in told
+    for option in ("--gateways=2", "--policy=prefix"):
+        refused = CliRunner().invoke(main, ["bench", "routing", option])
+        assert refused.exit_code == 2
+        assert "No such option" in refused.output
 
 
 def test_what_can_not_be_kept_is_not_begun(tmp_path: Path) -> None:
