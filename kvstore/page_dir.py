@@ -1,7 +1,7 @@
 """Pages in a folder on disk, shared by the processes of one machine: an SQLite database, in its own thread.
 
-It is a cache: a database that is damaged is thrown away and begun anew, by those who write to it. Each schema has a
-file of its own, so that versions which share a folder leave each other's pages alone.
+It is a cache: a database that is damaged, or too large for its disk, is thrown away and begun anew, by those who write
+to it. Each schema has a file of its own, so that versions which share a folder leave each other's pages alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kvstore.block_hash import BlockHash
 from kvstore.errors import KvError
 from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
-from kvstore.page_tables import IS_HASH, PRAGMAS, RANK_S, TABLES, Room, renewed, row_of, those_there, writing
+from kvstore.page_tables import (
+    IS_HASH,
+    PRAGMAS,
+    RANK_S,
+    TABLES,
+    Room,
+    give_back,
+    relieved,
+    renewed,
+    row_of,
+    those_there,
+    writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +43,8 @@ BUSY_S: Final = 2.0
 ASKED_AT_ONCE: Final = 256
 """Hashes in one question, some hundred microseconds."""
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""The disk, not the budget: for a page, or for the index of the log."""
 
 
 class PageFolderError(KvError):
@@ -133,7 +147,7 @@ class DirPages:
             with writing(database):
                 database.execute(f"DELETE FROM pages WHERE used < ? OR NOT ({IS_HASH})", (self._oldest(),))
                 Room(database, self._limits.budget).make(0)
-            database.executescript("PRAGMA incremental_vacuum")  # by execute() it would be one step of many
+            give_back(database)
             pages, total = database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM pages").fetchone()
             return Usage(pages, total)
 
@@ -158,14 +172,28 @@ class DirPages:
         try:
             return do(self._current())
         except (sqlite3.Error, OSError) as error:
-            # Locked, full, not to be written to; or damaged.
+            # Locked, not to be written to; the disk is full; or damaged.
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+            if code in _FULL and not self._readonly:
+                raise PageFolderError(f"pages in {self._file}: {error}; {self._make_room()}") from error
             if code != sqlite3.SQLITE_BUSY:
                 self._close()
             if code & 0xFF not in _DAMAGED or self._readonly:
                 raise PageFolderError(f"pages in {self._file}: {error}") from error
             self._remove()
             raise PageFolderError(f"pages in {self._file} were damaged and are begun anew: {error}") from error
+
+    def _make_room(self) -> str:
+        """On a full disk; tells what was done. Without room nothing can be dropped, as that is written, too; and a file
+        that was closed may not even open again."""
+        try:
+            if self._database is not None and relieved(self._database):
+                return "the pages used least recently were dropped"
+        except sqlite3.Error:
+            pass
+        self._close()
+        self._remove()
+        return "they are begun anew"
 
     def _current(self) -> sqlite3.Connection:
         """The database in the file that is there now: another process may have thrown away the one that was opened."""

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kvstore.page_store import PageRef
 
 DROPPED_AT_ONCE: Final = 64
+RELIEF_BYTES: Final = 256 << 20
+"""Are dropped from a disk that is full, at most: a second's work."""
+GIVEN_BACK_AT_ONCE: Final = 256
+"""Pages of the database, which are moved for that and are in the log first."""
 RANK_S: Final = RANK_MS / 1000
 """So much longer ago a page counts as used than the one before it."""
 
@@ -50,27 +54,55 @@ class Room:
         if odd:
             database.execute(f"DELETE FROM pages WHERE {_ODD}")
             (taken,) = database.execute("SELECT TOTAL(size) FROM pages").fetchone()
-        self._taken = int(taken)
+        self.taken = int(taken)
 
     def make(self, size: int) -> bool:
         """Drops what was used least recently until there is room for so many bytes, and gives that away; False if there
         can't be."""
         if size > self._budget:
             return False
-        while self._taken + size > self._budget:
+        while self.taken + size > self._budget:
             oldest = self._database.execute("SELECT id, size FROM pages ORDER BY used LIMIT ?", (DROPPED_AT_ONCE,))
             for row, its_size in oldest.fetchall():
-                if self._taken + size <= self._budget:
+                if self.taken + size <= self._budget:
                     break
                 self._database.execute("DELETE FROM pages WHERE id = ?", (row,))
-                self._taken -= its_size
-        self._taken += size
+                self.taken -= its_size
+        self.taken += size
         return True
 
     def drop(self, which: str, *given: object) -> None:
         """Those for which an SQL condition holds."""
         sizes = self._database.execute(f"DELETE FROM pages WHERE {which} RETURNING size", given).fetchall()
-        self._taken -= sum(size for (size,) in sizes)
+        self.taken -= sum(size for (size,) in sizes)
+
+
+def relieved(database: sqlite3.Connection) -> bool:
+    """Drops half of all pages, those used least recently, but no more than can be dropped at once, and gives their room
+    on the disk back; False: there are none. That takes a little room itself: the log's."""
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    with writing(database):
+        taken = Room(database, 0).taken
+        Room(database, max(taken // 2, taken - RELIEF_BYTES)).make(0)
+    with suppress(sqlite3.Error):  # the next pages take what was dropped
+        give_back(database)
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return taken > 0
+
+
+def give_back(database: sqlite3.Connection) -> None:
+    """To the disk: what was dropped. In parts, as the log is as long as one of them."""
+    free, before = _free(database), 0
+    while free and free != before:
+        database.executescript(
+            f"PRAGMA incremental_vacuum({GIVEN_BACK_AT_ONCE})"
+        )  # by execute() it is one step of many
+        free, before = _free(database), free
+
+
+def _free(database: sqlite3.Connection) -> int:
+    (count,) = database.execute("PRAGMA freelist_count").fetchone()
+    return int(count)
 
 
 def those_there(

@@ -13,6 +13,7 @@ import pytest
 from kvstore.errors import KvError
 from kvstore.page_dir import ASKED_AT_ONCE, FILE, SCHEMA, DirPages, PageFolderError
 from kvstore.page_store import PageLimits, PageRef, Usage
+from kvstore.page_tables import PRAGMAS, TABLES
 from tests.integration.kvstore.test_page_store import MUCH, SIZE, hashes, page, value
 
 if TYPE_CHECKING:
@@ -245,4 +246,42 @@ async def test_a_page_that_another_process_drops_while_it_is_read_is_not_there(
     await store.put("f", [page(1)])
     monkeypatch.setattr("kvstore.page_dir.row_of", lambda *_: 99)
     assert await store.fetch("f", hashes(1)) == []
+    await store.close()
+
+
+async def test_on_a_full_disk_what_was_used_least_recently_gives_way(tmp_path: Path) -> None:
+    """The database may not grow any more. It is read on, and written again."""
+    store = folder(tmp_path)
+    await store.put("f", [page(number, 20 - number, size=100_000) for number in range(20)])
+    opened = store._database
+    ((size,),) = await store._run(lambda database: database.execute("PRAGMA page_count").fetchall())
+    await store._run(lambda database: database.execute(f"PRAGMA max_page_count = {size}").fetchall())
+    with pytest.raises(PageFolderError, match=r"full; .* dropped"):
+        await store.put("f", [page(20, size=300_000)])
+    assert await store.hottest("f", 99) == hashes(*range(19, 9, -1))
+    assert await store.fetch("f", hashes(19)) == [value(19, 100_000)]
+    assert await store.put("f", [page(20, size=300_000)]) == [True]
+    assert store._database is opened
+    # What is larger than the disk, whatever is dropped, ends with nothing.
+    for match in ["dropped"] * 3 + ["begun anew"]:
+        with pytest.raises(PageFolderError, match=match):
+            await store.put("f", [page(21, size=4_000_000)])
+    assert await store.put("f", [page(21, size=100_000)]) == [True]
+    await store.close()
+
+
+async def test_a_database_that_does_not_open_on_a_full_disk_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be all that fills the disk. One that exists may have as many pages as it has, a new one has 8."""
+    store = folder(tmp_path)
+    await store.put("f", [page(number, size=100_000) for number in range(9)])
+    await store.close()
+    monkeypatch.setattr("kvstore.page_dir.PRAGMAS", (*PRAGMAS, "max_page_count = 8"))
+    monkeypatch.setattr("kvstore.page_dir.TABLES", TABLES + "CREATE TABLE IF NOT EXISTS more (id INTEGER);")
+    store = folder(tmp_path)
+    with pytest.raises(PageFolderError, match="full; they are begun anew"):
+        await store.fetch("f", hashes(0))
+    assert await store.put("f", [page(1)]) == [True]
+    assert await store.fetch("f", hashes(1)) == [value(1)]
     await store.close()
