@@ -60,6 +60,7 @@ class Seen:
     prompt_tokens: int
     computed_s: list[float]
     fetched_s: list[float]
+    """Of the prompts that came back; where nothing was fetched, their blocks were in the pool or were computed."""
     cached_tokens: list[int]
     """Of the prompts that came back."""
     fetch_tok_s: float
@@ -78,7 +79,7 @@ class Seen:
             "prompt_tokens": self.prompt_tokens,
             "computed_first_token_s": {"p50": computed, "all": self.computed_s},
             "fetched_first_token_s": {"p50": fetched, "all": self.fetched_s},
-            "ratio": fetched / computed,
+            "ratio": fetched / computed if known else None,
             "cached_tokens": percentile(self.cached_tokens, 50),
             "fetch_tokens_per_s": self.fetch_tok_s if known else None,
             "break_even_tokens": self.break_even_tokens if pays else None,
@@ -176,13 +177,13 @@ async def _settled(worker: str) -> None:
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A line of the table."""
-    least, speed = row["break_even_tokens"], row["fetch_tokens_per_s"]
+    least, speed, ratio = row["break_even_tokens"], row["fetch_tokens_per_s"], row["ratio"]
     return (
         row["store"],
         str(row["prompt_tokens"]),
         f"{row['computed_first_token_s']['p50'] * 1000:.0f} ms",
-        f"{row['fetched_first_token_s']['p50'] * 1000:.0f} ms",
-        f"{row['ratio']:.2f}",
+        "-" if speed is None else f"{row['fetched_first_token_s']['p50'] * 1000:.0f} ms",
+        "-" if ratio is None else f"{ratio:.2f}",
         f"{row['cached_tokens']:.0f}",
         "-" if speed is None else f"{speed:.0f} tokens",
         "-" if speed is None else "never" if least is None else f"{least:.0f} tokens",

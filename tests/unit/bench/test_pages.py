@@ -49,8 +49,8 @@ def test_what_never_pays_and_what_differs_is_told() -> None:
 
 def test_what_was_never_fetched_has_no_speed_and_no_length() -> None:
     figures = seen(prompt_tokens=20, fetch_tok_s=0.0, break_even_tokens=0.0, cached_tokens=[0, 0, 0]).figures()
-    assert (figures["fetch_tokens_per_s"], figures["break_even_tokens"]) == (None, None)
-    assert cells(figures)[-4:] == ("0", "-", "-", "yes")
+    assert (figures["fetch_tokens_per_s"], figures["break_even_tokens"], figures["ratio"]) == (None, None, None)
+    assert cells(figures) == ("dir", "20", "1200 ms", "-", "-", "0", "-", "-", "yes")
 
 
 def test_what_the_context_has_no_room_for_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
