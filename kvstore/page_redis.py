@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.block_hash import BlockHash
 from kvstore.client import Broker, BrokerConfig
+from kvstore.errors import BrokerError
 from kvstore.page_store import RANK_MS, PageLimits, PageRef, StoredPage, Usage
 
 if TYPE_CHECKING:
@@ -77,8 +78,10 @@ class RedisPages:
 
     async def hottest(self, fingerprint: str, count: int) -> list[BlockHash]:
         """Among the pages of all models that were used last."""
-        await self._script("renew", ())  # of nothing: a key of another type in its place is deleted
-        names = await self._broker.call("ZRANGE", self._broker.keys.pages, 0, LOOKED_AT - 1, "REV")
+        (names,) = await self._broker.pipeline([("ZRANGE", self._broker.keys.pages, 0, LOOKED_AT - 1, "REV")])
+        if isinstance(names, BrokerError):  # a key of another type, which the next who writes deletes
+            self._broker.malformed += 1
+            return []
         start = f"{fingerprint}:".encode()
         found: list[BlockHash] = []
         for name in names:

@@ -111,7 +111,9 @@ class Fetch:
         Returns how many pages were handed on. At most ``most`` are looked at, and none after ``until``.
         """
         client, handed = self._client, 0
-        hashes = await client.call(lambda: client.store.hottest(client.form.fingerprint, most)) if most else []
+        hashes = (
+            await client.call(lambda: client.store.hottest(client.form.fingerprint, most), reads=True) if most else []
+        )
         for start in range(0, len(hashes or []), client.at_once):
             while busy() and time.monotonic() < until:  # noqa: ASYNC110 - nobody tells of that
                 await asyncio.sleep(LOOK_S)
@@ -155,7 +157,9 @@ class Fetch:
         hashes = [name.hash for name in names]
         began = time.monotonic()
         limit = (until - began) * ASKING_SHARE
-        covered = await client.call(lambda: client.store.covered(client.form.fingerprint, hashes), limit_s=limit)
+        covered = await client.call(
+            lambda: client.store.covered(client.form.fingerprint, hashes), limit_s=limit, reads=True
+        )
         now = time.monotonic()
         if covered is None and now - began >= limit:
             self.break_even.late(limit, now)
@@ -211,7 +215,7 @@ class Fetch:
             metrics.miss(LATE)
             return None
         values = await client.call(
-            lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=min(left, CALL_S)
+            lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=min(left, CALL_S), reads=True
         )
         if values is None:
             metrics.miss(LATE if time.monotonic() >= until else UNREACHABLE)

@@ -35,7 +35,10 @@ class PageClient:
         self.store = store
         self.form = form
         self.metrics = metrics
-        self._circuit = Circuit()
+        # A store may be read and not written to: one that is full, or may only be read, or a folder without rights.
+        self._reads, self._writes = Circuit(), Circuit()
+        self._failing: set[Circuit] = set()
+        """Whose last call failed: an outage lasts until there are none."""
         self._outage = Outage(logger, "using the store of pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
 
@@ -44,11 +47,13 @@ class PageClient:
         """Pages in one call."""
         return max(FETCH_BYTES // self.form.value_bytes, 1)
 
-    async def call(self, do: Callable[[], Awaitable[T]], *, limit_s: float = CALL_S) -> T | None:
+    async def call(self, do: Callable[[], Awaitable[T]], *, limit_s: float = CALL_S, reads: bool = False) -> T | None:
         """What the store answers; None when it doesn't, or is left alone for now. Raises nothing.
 
-        With a ``limit_s`` below CALL_S a call that takes longer is given up as well, and the store is not to blame."""
-        if not self._circuit.allows(time.monotonic()):
+        With a ``limit_s`` below CALL_S a call that takes longer is given up as well, and the store is not to blame.
+        ``reads``: it writes nothing. Who writes is not stopped by reads that fail, nor the other way round."""
+        circuit = self._reads if reads else self._writes
+        if not circuit.allows(time.monotonic()):
             return None
         limit = asyncio.timeout(limit_s)
         try:
@@ -57,17 +62,20 @@ class PageClient:
         except Exception as error:  # whatever a store raises, no request is to suffer for it
             if limit.expired() and limit_s < CALL_S:
                 return None
-            self._circuit.failed(time.monotonic())
+            circuit.failed(time.monotonic())
+            self._failing.add(circuit)
             self.metrics.error(error)
-            self._outage.failed(f"no answer in {limit_s:.1f} s" if isinstance(error, TimeoutError) else error)
+            self._outage.failed(f"no answer in {limit_s:g} s" if limit.expired() else error)
             return None
-        self._circuit.worked()
-        self._outage.worked()
+        circuit.worked()
+        self._failing.discard(circuit)
+        if not self._failing:
+            self._outage.worked()
         return answer
 
-    async def until_allowed(self) -> None:
-        """Waits while the store is left alone."""
-        await asyncio.sleep(self._circuit.wait_s(time.monotonic()))
+    async def until_allowed(self, *, reads: bool = False) -> None:
+        """Waits while the store is left alone by those who write, or by those who read."""
+        await asyncio.sleep((self._reads if reads else self._writes).wait_s(time.monotonic()))
 
     async def beside(self, do: Callable[[], T]) -> T:
         """Does it in a thread of its own: checksums of megabytes are not for the event loop, nor for the engine."""

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvstore.page_store import RANK_MS, PageRef, StoredPage
+from worker.page_client import CALL_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -229,8 +230,9 @@ class Spill:
         """Whether the store took them all."""
         client, encode = self._client, self._client.form.encode
         values = await client.beside(lambda: [StoredPage(ref, encode(page.name, page.payload)) for ref, page in pages])
-        limit = {} if limit_s is None else {"limit_s": limit_s}
-        taken = await client.call(lambda: client.store.put(client.form.fingerprint, values), **limit)
+        taken = await client.call(
+            lambda: client.store.put(client.form.fingerprint, values), limit_s=CALL_S if limit_s is None else limit_s
+        )
         if taken is None:
             client.metrics.pages("dropped", len(pages))
             return False

@@ -161,7 +161,7 @@ async def test_a_store_that_is_too_slow_is_not_waited_for_twice(monkeypatch: pyt
     assert world.shop.misses() == {"late": 1}
     assert 0 < world.fetch.break_even.fetch_tok_s < 300
     world.shop.store.held.set()
-    await world.shop.client.until_allowed()
+    await world.shop.client.until_allowed(reads=True)
     world.fetch.break_even._probed = time.monotonic()  # it has been found out just now that it does not pay
     await world.prepare()
     assert world.shop.store.calls == ["covered", "fetch"]
