@@ -7,8 +7,7 @@
 --
 -- Races closed: none; a page that is there now may be gone when it is asked for. allow-oom, as it writes nothing.
 for i = 2, #ARGV do
-  local length = redis.pcall('STRLEN', ARGV[1] .. ARGV[i])
-  if type(length) ~= 'number' or length == 0 then -- a key of another type is no page
+  if redis.call('TYPE', ARGV[1] .. ARGV[i]).ok ~= 'string' then -- not there, or a key of another type
     return i - 2
   end
 end
