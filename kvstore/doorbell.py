@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -52,10 +53,22 @@ class Doorbell:
     async def open(self, channel: str) -> None:
         """Subscribes; returns once the server has confirmed, so what is published from now on is heard.
 
-        ``channel`` is a name as ``Keys.channel`` makes it. Raises BrokerError.
+        ``channel`` is a name as ``Keys.channel`` makes it. A broker that does not answer is asked again for as long as
+        ``connect`` would. Raises BrokerError.
         """
         self._channel = channel
-        await self._subscribe()
+        give_up = time.monotonic() + self._broker.config.connect_patience_s
+        failures = 0
+        while True:
+            try:
+                await self._subscribe()
+            except BrokerUnreachable:
+                failures += 1
+                if time.monotonic() >= give_up:
+                    raise
+                await asyncio.sleep(backoff_s(failures))
+            else:
+                return
 
     async def __aiter__(self) -> AsyncIterator[bytes | Literal[Signal.RECONNECTED]]:
         """Never ends by itself: reconnects for as long as it takes. Raises BrokerAuth and the like."""
