@@ -19,8 +19,10 @@ PAGES = (
     "deploy/README.md",
     "bench/peers/README.md",
     "bench/results/2026-11-30-kernels.md",
+    "bench/results/2026-11-30-pages.md",
     "bench/results/2026-11-30-path.md",
     "bench/results/2026-11-30-peers.md",
+    "bench/results/2026-11-30-routing.md",
     "bench/results/2026-11-30-tune.md",
 )
 
