@@ -13,6 +13,7 @@ from octavo.v1 import inference_pb2
 from .conftest import Stage, chunk, until
 
 if TYPE_CHECKING:
+    from kvstore.client import Broker
     from kvstore.registry import WorkerInfo
 
 STOP = inference_pb2.STOP
@@ -39,6 +40,16 @@ end
 return ''
 """
 """KEYS: all jobs. ARGV: what loads begin with, then all loads. What does not add up, in one moment of the server."""
+
+
+async def looks_until(done: asyncio.Event, broker: Broker, jobs: list[str], loads: list[str]) -> int:
+    """Adds up again and again; how often it did."""
+    looks = 0
+    while not done.is_set():
+        answer = await broker.call("EVAL", ADD_UP, len(jobs), *jobs, broker.keys.load("", "")[:-1], *loads)
+        assert answer == b""
+        looks += 1
+    return looks
 
 
 async def test_loads_add_up_while_many_change_them(stage: Stage) -> None:
@@ -80,17 +91,8 @@ async def test_loads_add_up_while_many_change_them(stage: Stage) -> None:
             stolen += await taken or 0
             await asyncio.sleep(0)
 
-    async def watch() -> int:
-        looks = 0
-        while not done.is_set():
-            names = [keys.job(request_id) for request_id in ids]
-            answer = await broker.call("EVAL", ADD_UP, len(names), *names, keys.load("", "")[:-1], *loads)
-            assert answer == b""
-            looks += 1
-        return looks
-
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(watch())
+        watching = group.create_task(looks_until(done, broker, [keys.job(request_id) for request_id in ids], loads))
         for worker in workers:
             group.create_task(work(worker))
         for thief, victim in ((1, 0), (2, 0), (0, 1)):
