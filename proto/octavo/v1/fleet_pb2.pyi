@@ -6,6 +6,84 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LedgerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LedgerResponse(_message.Message):
+    __slots__ = ("accepted", "finished", "failed", "cancelled", "expired", "dead", "in_flight")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    finished: int
+    failed: int
+    cancelled: int
+    expired: int
+    dead: int
+    in_flight: int
+    def __init__(self, accepted: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., expired: _Optional[int] = ..., dead: _Optional[int] = ..., in_flight: _Optional[int] = ...) -> None: ...
+
+class ListDeadRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ListDeadResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Dead]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Dead, _Mapping]]] = ...) -> None: ...
+
+class Dead(_message.Message):
+    __slots__ = ("request_id", "model", "reason", "worker", "attempts", "died_unix_ms", "prompt_token_ids", "payload")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DIED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    reason: str
+    worker: str
+    attempts: int
+    died_unix_ms: int
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    payload: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., died_unix_ms: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., payload: _Optional[str] = ...) -> None: ...
+
+class RetryDeadRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class RetryDeadResponse(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class DropDeadRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class DropDeadResponse(_message.Message):
+    __slots__ = ("dropped",)
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    dropped: int
+    def __init__(self, dropped: _Optional[int] = ...) -> None: ...
+
 class ListWorkersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -97,7 +175,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("route", "worker", "stolen_from", "state", "attempt", "prompt_tokens", "cached_tokens", "started")
+    __slots__ = ("route", "worker", "stolen_from", "state", "attempt", "prompt_tokens", "cached_tokens", "started", "fetched_tokens", "predicted_cached_tokens")
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STOLEN_FROM_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +184,8 @@ class ExplainResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     route: RouteRecord
     worker: str
     stolen_from: str
@@ -114,7 +194,9 @@ class ExplainResponse(_message.Message):
     prompt_tokens: int
     cached_tokens: int
     started: bool
-    def __init__(self, route: _Optional[_Union[RouteRecord, _Mapping]] = ..., worker: _Optional[str] = ..., stolen_from: _Optional[str] = ..., state: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., started: _Optional[bool] = ...) -> None: ...
+    fetched_tokens: int
+    predicted_cached_tokens: int
+    def __init__(self, route: _Optional[_Union[RouteRecord, _Mapping]] = ..., worker: _Optional[str] = ..., stolen_from: _Optional[str] = ..., state: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., started: _Optional[bool] = ..., fetched_tokens: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class RouteRecord(_message.Message):
     __slots__ = ("request_id", "policy", "index", "prompt_tokens", "answer_tokens", "candidates", "chosen", "decided_unix_ms", "choices", "mean_answer_tokens", "predicted_cached_tokens")

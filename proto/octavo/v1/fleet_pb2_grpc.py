@@ -49,6 +49,26 @@ class FleetStub:
                 request_serializer=octavo_dot_v1_dot_fleet__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_fleet__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/octavo.v1.Fleet/Ledger',
+                request_serializer=octavo_dot_v1_dot_fleet__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_fleet__pb2.LedgerResponse.FromString,
+                _registered_method=True)
+        self.ListDead = channel.unary_unary(
+                '/octavo.v1.Fleet/ListDead',
+                request_serializer=octavo_dot_v1_dot_fleet__pb2.ListDeadRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_fleet__pb2.ListDeadResponse.FromString,
+                _registered_method=True)
+        self.RetryDead = channel.unary_unary(
+                '/octavo.v1.Fleet/RetryDead',
+                request_serializer=octavo_dot_v1_dot_fleet__pb2.RetryDeadRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_fleet__pb2.RetryDeadResponse.FromString,
+                _registered_method=True)
+        self.DropDead = channel.unary_unary(
+                '/octavo.v1.Fleet/DropDead',
+                request_serializer=octavo_dot_v1_dot_fleet__pb2.DropDeadRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_fleet__pb2.DropDeadResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -73,6 +93,34 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """What became of all requests that were ever accepted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDead(self, request, context):
+        """Jobs that too many workers died of, the latest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryDead(self, request, context):
+        """Runs one of them again, as a detached job of a new id. NOT_FOUND when there is none of that id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropDead(self, request, context):
+        """Forgets one of them, or all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +138,26 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=octavo_dot_v1_dot_fleet__pb2.ExplainRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_fleet__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=octavo_dot_v1_dot_fleet__pb2.LedgerRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_fleet__pb2.LedgerResponse.SerializeToString,
+            ),
+            'ListDead': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDead,
+                    request_deserializer=octavo_dot_v1_dot_fleet__pb2.ListDeadRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_fleet__pb2.ListDeadResponse.SerializeToString,
+            ),
+            'RetryDead': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryDead,
+                    request_deserializer=octavo_dot_v1_dot_fleet__pb2.RetryDeadRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_fleet__pb2.RetryDeadResponse.SerializeToString,
+            ),
+            'DropDead': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropDead,
+                    request_deserializer=octavo_dot_v1_dot_fleet__pb2.DropDeadRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_fleet__pb2.DropDeadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +241,114 @@ class Fleet:
             '/octavo.v1.Fleet/Explain',
             octavo_dot_v1_dot_fleet__pb2.ExplainRequest.SerializeToString,
             octavo_dot_v1_dot_fleet__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Fleet/Ledger',
+            octavo_dot_v1_dot_fleet__pb2.LedgerRequest.SerializeToString,
+            octavo_dot_v1_dot_fleet__pb2.LedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Fleet/ListDead',
+            octavo_dot_v1_dot_fleet__pb2.ListDeadRequest.SerializeToString,
+            octavo_dot_v1_dot_fleet__pb2.ListDeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryDead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Fleet/RetryDead',
+            octavo_dot_v1_dot_fleet__pb2.RetryDeadRequest.SerializeToString,
+            octavo_dot_v1_dot_fleet__pb2.RetryDeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropDead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Fleet/DropDead',
+            octavo_dot_v1_dot_fleet__pb2.DropDeadRequest.SerializeToString,
+            octavo_dot_v1_dot_fleet__pb2.DropDeadResponse.FromString,
             options,
             channel_credentials,
             insecure,

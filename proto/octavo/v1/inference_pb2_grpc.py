@@ -39,6 +39,11 @@ class InferenceStub:
                 request_serializer=octavo_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/octavo.v1.Inference/Attach',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/octavo.v1.Inference/Cancel',
                 request_serializer=octavo_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -70,6 +75,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Goes on with a job that somebody asked for before, at any gateway: its output from `after` on. NOT_FOUND when no such
+        job is known, or when it ended too long ago.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Idempotent: cancelling a finished or unknown request is no error.
         """
@@ -89,6 +102,11 @@ def add_InferenceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.AttachRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -128,6 +146,33 @@ class Inference:
             target,
             '/octavo.v1.Inference/Generate',
             octavo_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.Inference/Attach',
+            octavo_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

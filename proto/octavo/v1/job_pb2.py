@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13octavo/v1/job.proto\x12\toctavo.v1\x1a\x19octavo/v1/inference.proto\"\x97\x02\n\x03Job\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12%\n\x08sampling\x18\x04 \x01(\x0b\x32\x13.octavo.v1.Sampling\x12%\n\x08stopping\x18\x05 \x01(\x0b\x32\x13.octavo.v1.Stopping\x12\t\n\x01n\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x15\n\x08logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xb7\x01\n\x08\x44\x65livery\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Chunk\x12#\n\x07\x66\x61ilure\x18\x04 \x01(\x0e\x32\x12.octavo.v1.Failure\x12\x1f\n\x05route\x18\x05 \x01(\x0b\x32\x10.octavo.v1.Route\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.octavo.v1.Usage\"5\n\nDeliveries\x12\'\n\ndeliveries\x18\x01 \x03(\x0b\x32\x13.octavo.v1.Delivery*\x8c\x01\n\x07\x46\x61ilure\x12\x10\n\x0c\x46\x41ILURE_NONE\x10\x00\x12\x13\n\x0f\x46\x41ILURE_INVALID\x10\x01\x12\x15\n\x11\x46\x41ILURE_EXHAUSTED\x10\x02\x12\x17\n\x13\x46\x41ILURE_UNAVAILABLE\x10\x03\x12\x14\n\x10\x46\x41ILURE_DEADLINE\x10\x04\x12\x14\n\x10\x46\x41ILURE_INTERNAL\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13octavo/v1/job.proto\x12\toctavo.v1\x1a\x19octavo/v1/inference.proto\"\xa9\x02\n\x03Job\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12%\n\x08sampling\x18\x04 \x01(\x0b\x32\x13.octavo.v1.Sampling\x12%\n\x08stopping\x18\x05 \x01(\x0b\x32\x13.octavo.v1.Stopping\x12\t\n\x01n\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x15\n\x08logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x64\x65tached\x18\x0b \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"n\n\x07\x44\x65\x61\x64Job\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Job\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x14\n\x0c\x64ied_unix_ms\x18\x05 \x01(\x04\"\xb7\x01\n\x08\x44\x65livery\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Chunk\x12#\n\x07\x66\x61ilure\x18\x04 \x01(\x0e\x32\x12.octavo.v1.Failure\x12\x1f\n\x05route\x18\x05 \x01(\x0b\x32\x10.octavo.v1.Route\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.octavo.v1.Usage\"5\n\nDeliveries\x12\'\n\ndeliveries\x18\x01 \x03(\x0b\x32\x13.octavo.v1.Delivery*\x9e\x01\n\x07\x46\x61ilure\x12\x10\n\x0c\x46\x41ILURE_NONE\x10\x00\x12\x13\n\x0f\x46\x41ILURE_INVALID\x10\x01\x12\x15\n\x11\x46\x41ILURE_EXHAUSTED\x10\x02\x12\x17\n\x13\x46\x41ILURE_UNAVAILABLE\x10\x03\x12\x14\n\x10\x46\x41ILURE_DEADLINE\x10\x04\x12\x14\n\x10\x46\x41ILURE_INTERNAL\x10\x05\x12\x10\n\x0c\x46\x41ILURE_DEAD\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.job_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FAILURE']._serialized_start=585
-  _globals['_FAILURE']._serialized_end=725
+  _globals['_FAILURE']._serialized_start=715
+  _globals['_FAILURE']._serialized_end=873
   _globals['_JOB']._serialized_start=62
-  _globals['_JOB']._serialized_end=341
-  _globals['_DELIVERY']._serialized_start=344
-  _globals['_DELIVERY']._serialized_end=527
-  _globals['_DELIVERIES']._serialized_start=529
-  _globals['_DELIVERIES']._serialized_end=582
+  _globals['_JOB']._serialized_end=359
+  _globals['_DEADJOB']._serialized_start=361
+  _globals['_DEADJOB']._serialized_end=471
+  _globals['_DELIVERY']._serialized_start=474
+  _globals['_DELIVERY']._serialized_end=657
+  _globals['_DELIVERIES']._serialized_start=659
+  _globals['_DELIVERIES']._serialized_end=712
 # @@protoc_insertion_point(module_scope)

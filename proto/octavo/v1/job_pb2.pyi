@@ -16,15 +16,17 @@ class Failure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_UNAVAILABLE: _ClassVar[Failure]
     FAILURE_DEADLINE: _ClassVar[Failure]
     FAILURE_INTERNAL: _ClassVar[Failure]
+    FAILURE_DEAD: _ClassVar[Failure]
 FAILURE_NONE: Failure
 FAILURE_INVALID: Failure
 FAILURE_EXHAUSTED: Failure
 FAILURE_UNAVAILABLE: Failure
 FAILURE_DEADLINE: Failure
 FAILURE_INTERNAL: Failure
+FAILURE_DEAD: Failure
 
 class Job(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "stopping", "n", "priority", "cache_salt", "logprobs", "prompt_logprobs")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "stopping", "n", "priority", "cache_salt", "logprobs", "prompt_logprobs", "detached")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +37,7 @@ class Job(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -45,7 +48,22 @@ class Job(_message.Message):
     cache_salt: str
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    detached: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
+
+class DeadJob(_message.Message):
+    __slots__ = ("job", "reason", "attempts", "worker", "died_unix_ms")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    DIED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    reason: str
+    attempts: int
+    worker: str
+    died_unix_ms: int
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., reason: _Optional[str] = ..., attempts: _Optional[int] = ..., worker: _Optional[str] = ..., died_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("request_id", "attempt", "chunk", "failure", "route", "usage")
