@@ -207,21 +207,23 @@ class Jobs:
         prefill_s_per_token: float,
         place_s: float = 0.0,
         margin_s: float = 0.0,
+        held: Sequence[tuple[str, int]] = (),
         max_look: int = stealing.MAX_LOOK,
     ) -> int | None:
         """Takes at most one job that worker ``victim`` has not read yet; how many it took.
 
-        One of its first ``max_look`` unread jobs is taken, when ``margin_s`` and all of the job's prompt at
-        ``prefill_s_per_token`` (above 0), behind whatever this worker is charged, are less than what the victim needs:
-        by its own rate for the prompts charged before it and for what isn't cached of this one, and ``place_s`` for
-        each place that it lacks (and that this worker lacks). All of this is judged in the moment of the move. The job
-        comes by ``next_entries``, like any other, predicted to find nothing.
+        One of its first ``max_look`` unread jobs is taken, when ``margin_s`` and what this worker does not hold of it
+        at ``prefill_s_per_token`` (above 0), behind whatever this worker is charged, are less than what the victim
+        needs: by its own rate for the prompts charged before it and for what isn't cached of this one, and ``place_s``
+        for each place that it lacks (and that this worker lacks). All of this is judged in the moment of the move.
+        ``held``: entries that ``stealing.peek`` told, with the tokens that this worker has cached; of others it has
+        none. The job comes by ``next_entries``, like any other, predicted to find what was held of it.
 
         None: these two cannot trade, see steal.lua. Each repetition after a lost reply may take one more, by the same
         measure. Raises ValueError for what is no time.
         """
         terms = {"prefill_s_per_token": prefill_s_per_token, "place_s": place_s, "margin_s": margin_s}
-        return await stealing.steal(self._broker, worker, incarnation, victim, max_look=max_look, **terms)
+        return await stealing.steal(self._broker, worker, incarnation, victim, held=held, max_look=max_look, **terms)
 
     async def finish(
         self,

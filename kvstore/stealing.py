@@ -1,17 +1,75 @@
-"""Taking a job that its worker has not read yet."""
+"""Taking a job that its worker has not read yet.
+
+::
+
+    peek    the victim's first unread jobs        --> the thief hashes their prompts: how much it holds of each
+    steal   (entry, tokens held) of those it knows --> one moves, if it is done sooner at the thief
+
+What was seen may be gone by then: ``steal.lua`` judges in the moment of the move, and takes from the look nothing but
+how much the thief holds.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import BrokerError
 from kvstore.keys import GROUP
+from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from kvstore.client import Broker
 
-MAX_LOOK = 16
+MAX_LOOK: Final = 16
 """Entries that one script call looks at, each some microseconds of the server's time."""
+MAX_PEEK_BYTES: Final = 256 * 1024
+"""Of one payload: nobody looks at longer ones, which are taken for unknown to the thief. Some 80,000 tokens."""
+MAX_PEEK_TOTAL: Final = 2**20
+"""Of all payloads in one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that its worker has not read yet."""
+
+    entry_id: str
+    """In the worker's stream: tells it from a job submitted anew under its request id."""
+    job: job_pb2.Job
+
+
+async def peek(broker: Broker, victim: str, *, count: int = MAX_LOOK, known: Collection[str] = ()) -> list[Waiting]:
+    """Those among the first ``count`` unread jobs of worker ``victim`` that are worth a look, in order.
+
+    ``known``: entry ids that are not told again. Jobs of more than MAX_PEEK_BYTES are left out, as is what would make
+    the answer longer than MAX_PEEK_TOTAL. Raises BrokerError, ValueError for a ``count`` below 1.
+    """
+    if count < 1:
+        raise ValueError(f"count {count} is below 1")
+    keys, last = broker.keys, await _last_read(broker, victim)
+    args: list[Any] = [keys.prefix, victim, last, count, MAX_PEEK_BYTES, MAX_PEEK_TOTAL, *known]
+    found: list[Waiting] = []
+    for entry_id, payload in await broker.script("peek", [keys.jobs(victim)], args):
+        try:
+            found.append(Waiting(entry_id.decode(), job_pb2.Job.FromString(payload)))
+        except DecodeError:
+            continue  # no gateway wrote it; whoever claims it says so
+    return found
+
+
+async def _last_read(broker: Broker, worker: str) -> str:
+    """The entry of the worker's stream that was read last. If it reads on meanwhile, too much is looked at: no harm."""
+    (groups,) = await broker.pipeline([("XINFO GROUPS", broker.keys.jobs(worker))])
+    # An error is a stream that nobody has read or written yet, or a key of another type.
+    for group in [] if isinstance(groups, BrokerError) else groups:
+        if group["name"] == GROUP.encode():
+            return str(group["last-delivered-id"].decode())
+    return "0-0"
 
 
 async def steal(
@@ -23,6 +81,7 @@ async def steal(
     prefill_s_per_token: float,
     place_s: float,
     margin_s: float,
+    held: Sequence[tuple[str, int]],
     max_look: int,
 ) -> int | None:
     """See ``Jobs.steal``."""
@@ -39,5 +98,7 @@ async def steal(
     ]
     args: list[Any] = [GROUP, keys.prefix, victim, worker, incarnation]
     args += [prefill_s_per_token, place_s, margin_s, max_look]
+    for entry_id, tokens in held:
+        args += [entry_id, tokens]
     moved = int(await broker.script("steal", names, args))
     return None if moved < 0 else moved

@@ -5,12 +5,13 @@
 -- ARGV 1 group   2 what all names begin with   3 victim   4 thief   5 thief's incarnation
 --      6 seconds in which the thief computes a prompt token    7 seconds in which a place at the victim becomes free
 --      8 seconds by which the job must be sooner there         9 entries to look at
+--      then entries of which the thief holds something, each with how many tokens, from the beginning on
 -- Returns 1 moved, 0 nothing worth moving, -1 when these two cannot trade: one of them has no lease, the thief is replaced
 -- or draining, or their pages would not be the same bits.
 --
 -- Of the first unread entries it takes the first that is worth it. At the victim it waits for the prompts charged before
--- it and for a place, then what isn't cached of its prompt is computed; at the thief, for whatever has come there meanwhile,
--- then the whole prompt is.
+-- it and for a place, then what isn't cached of its tokens is computed; at the thief, for whatever has come there
+-- meanwhile, then what the thief does not hold of them is. So it is charged there, and so it is predicted to be found.
 --
 -- Races closed: an entry after the group's last delivered one has never left the server, so the victim never learns of a
 -- job that is taken, whatever it is reading meanwhile; of several thieves one gets it; a job that was cancelled or submitted
@@ -54,6 +55,19 @@ local function read_so_far()
   return '0-0', 0
 end
 
+local held_of = {}
+for i = 10, #ARGV, 2 do
+  held_of[ARGV[i]] = tokens_of(ARGV[i + 1])
+end
+
+-- Of a job's tokens, what the thief has cached and what it would compute. They are the prompt, and what a job has said
+-- that goes on after its worker was lost: all that is computed or predicted where it is. The last one is always computed.
+local function share(job, predicted)
+  local tokens = math.max(job.prompt, job.prefill + predicted)
+  job.held = math.max(0, math.min(held_of[job.entry] or 0, tokens - 1))
+  job.own = tokens - job.held
+end
+
 -- The first unread jobs, and the prefill and the sequences that all unread ones are charged with: those not looked at are
 -- taken to be like the others.
 local function unread(last, count)
@@ -62,10 +76,11 @@ local function unread(last, count)
   for _, entry in ipairs(entries.err and {} or entries) do
     local job = prefix .. 'job:' .. (entry[2][2] or '')
     local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'worker_incarnation', 'charge', 'prefill',
-      'prompt_tokens', 'choices')
+      'prompt_tokens', 'choices', 'predicted')
     if not seen.err and seen[1] == 'queued' and seen[2] == victim and seen[3] == entry[1] then
       found[#found + 1] = {job = job, request = entry[2][2], entry = entry[1], life = seen[4] or '', charge = seen[5],
         prefill = tokens_of(seen[6]), prompt = tokens_of(seen[7]), choices = sequences_of(seen[8])}
+      share(found[#found], tokens_of(seen[9]))
       prefill = prefill + found[#found].prefill
       sequences = sequences + found[#found].choices
     end
@@ -85,10 +100,10 @@ local function move(job)
     return -1 -- a key of another type
   end
   redis.call('HSET', job.job, 'worker', thief, 'worker_incarnation', incarnation, 'entry', entry, 'prefill',
-    int(job.prompt), 'predicted', '0', 'stolen_from', victim)
+    int(job.own), 'predicted', int(job.held), 'stolen_from', victim)
   drop_entry(victim_stream, group, job.entry)
   refund(prefix .. 'load:' .. victim .. ':' .. job.life, job.charge, job.prefill, job.choices)
-  charge_to(thief_load, job.charge, job.prompt, job.choices)
+  charge_to(thief_load, job.charge, job.own, job.choices)
   return 1
 end
 
@@ -114,7 +129,7 @@ for _, job in ipairs(jobs) do
   ahead = ahead + job.choices
   local there = (before + job.prefill) * their_s + lacking(ahead, theirs[5]) * place_s
   -- A place takes as long here: it is the same model, and so are the answers.
-  local here = (own_prefill + job.prompt) * own_s + lacking(own_sequences + job.choices, ours[6]) * place_s
+  local here = (own_prefill + job.own) * own_s + lacking(own_sequences + job.choices, ours[6]) * place_s
   if fits(job) and here + margin_s < there then
     return move(job)
   end
