@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import CommitGap
 from kvstore.keys import GROUP
+from kvstore.ledger import outcome
 from kvstore.prefix_index import batches as held_batches
 from kvstore.records import Commit, Committed
 from kvstore.token_log import MAX_PUBLISHED, encode
@@ -46,7 +47,7 @@ async def commit(
         args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms, added, removed, held_ttl_ms]
         for delivery, data in batch:
             names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
-            args += (_described(delivery), data)
+            args += (described(delivery), data)
         count, *some = await broker.script("commit", names, args)
         answers += some
     gaps: dict[str, dict[int, int]] = defaultdict(dict)
@@ -87,10 +88,12 @@ def batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_p
         yield batch
 
 
-def _described(delivery: job_pb2.Delivery) -> str:
+def described(delivery: job_pb2.Delivery) -> str:
     """A delivery as commit.lua takes it, which does not know protobuf. One text, for each argument of a script costs
     its caller more than all that is told here."""
     chunk = delivery.chunk
-    cached = delivery.route.cached_tokens if delivery.HasField("route") else ""
+    route = delivery.route
+    found = f"{route.cached_tokens} " if delivery.HasField("route") else " "
     past = chunk.start + len(chunk.token_ids)
-    return f"{delivery.attempt} {chunk.choice} {chunk.start} {past} {chunk.finish} {cached}"
+    ended = outcome(chunk.finish, delivery.failure) if chunk.finish else ""
+    return f"{delivery.attempt} {chunk.choice} {chunk.start} {past} {chunk.finish} {ended} {found}"

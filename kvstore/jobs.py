@@ -9,22 +9,20 @@ see ``steal``).
 ::
 
     (none) --submit--> queued --claim--> running --commit of the last end----> ended --retention--> (none)
-                          |                 |                                    ^
-                          +-----------------+------- finish, end_orphans --------+
+                          ^                 |                                    ^
+                          +------ rehome ---+------- finish, rehome -------------+
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvstore import commits, stealing, submissions
+from kvstore import claims, commits, endings, ledger, orphans, rehoming, stealing, submissions
 from kvstore import queues as queues_module
+from kvstore.end_orphans import Reaper
 from kvstore.entries import Entry, EntryReader
-from kvstore.keys import GROUP
-from kvstore.limits import MAX_JOB_BYTES, MAX_REST_BYTES, MAX_TOKEN_BYTES
-from kvstore.orphans import Reaper
+from kvstore.ledger import Ledger
+from kvstore.orphans import Orphan, Rehomed, Target
 from kvstore.queues import QueueInfo
 from kvstore.records import (
     RECORD_FIELDS,
@@ -37,11 +35,10 @@ from kvstore.records import (
     JobState,
     Submitted,
     charge,
-    parse_claim,
     parse_record,
 )
 from kvstore.registry import HELD_LEASES, LEASE_TTL_MS
-from kvstore.token_log import encode_terminal
+from kvstore.rehoming import ORPHAN_WAIT_S
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -63,12 +60,14 @@ __all__ = [
     "JobRecord",
     "JobState",
     "Jobs",
+    "Ledger",
+    "Orphan",
     "QueueInfo",
+    "Rehomed",
     "Submitted",
+    "Target",
     "charge",
 ]
-
-logger = logging.getLogger(__name__)
 
 RETENTION_S = 600.0
 """How long an ended job and its log stay readable, and its request id taken."""
@@ -77,10 +76,19 @@ RETENTION_S = 600.0
 class Jobs:
     """All that happens to a job. Every method raises BrokerError; what else it raises is said there."""
 
-    def __init__(self, broker: Broker, *, retention_s: float = RETENTION_S, lease_ttl_ms: int = LEASE_TTL_MS) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        retention_s: float = RETENTION_S,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+        orphan_wait_s: float = ORPHAN_WAIT_S,
+    ) -> None:
         self._broker = broker
         self._retention_ms = int(retention_s * 1000)
+        self._lease_ttl_ms = lease_ttl_ms
         self._held_ttl_ms = HELD_LEASES * lease_ttl_ms
+        self._orphan_wait_ms = int(orphan_wait_s * 1000)
         self._reader = EntryReader(broker)
         self._reaper = Reaper(broker, lease_ttl_ms, self._retention_ms)
 
@@ -123,11 +131,13 @@ class Jobs:
             route=route,
         )
 
-    async def attach(self, request_id: str, *, digest: bytes, gateway: str, caller: str = "") -> Attached | None:
+    async def attach(
+        self, request_id: str, *, digest: bytes | None = None, gateway: str, caller: str = ""
+    ) -> Attached | None:
         """Points the job of that id at this gateway, and at this call of a client; None if there is no such job.
 
         Works for a job that has ended, for as long as its log is kept, and whatever became of its worker. May be
-        repeated. Raises RequestIdTaken when the job is another payload's.
+        repeated. Raises RequestIdTaken when the job is another payload's than ``digest`` says; None is any payload.
         """
         return await submissions.attach(self._broker, request_id, digest, caller, gateway)
 
@@ -146,28 +156,9 @@ class Jobs:
 
         Entries whose job has ended or vanished are removed and left out. Jobs that no gateway can have written are
         ended: those longer than the worker's context has room for are not even read. Claiming again what one owns gives
-        the same claim. Empty when another incarnation holds the worker's lease.
+        the same claim, with what is committed meanwhile. Empty when another incarnation holds the worker's lease.
         """
-        if not entries:
-            return []
-        keys = self._broker.keys
-        names = [keys.jobs(worker), keys.worker(worker), keys.load(worker, incarnation)]
-        names += [keys.job(entry.request_id) for entry in entries]
-        args: list[Any] = [GROUP, worker, incarnation, keys.load(worker, "")]
-        args += [MAX_REST_BYTES, MAX_TOKEN_BYTES, MAX_JOB_BYTES]
-        args += [entry.entry_id for entry in entries]
-        now, *answers = await self._broker.script("claim", names, args) or [0]
-        claims: list[Claim] = []
-        for entry, answer in zip(entries, answers, strict=False):
-            if answer == 0:
-                continue
-            try:
-                claims.append(parse_claim(entry, answer, int(now)))
-            except ValueError as error:
-                self._broker.malformed += 1
-                logger.warning("job %s ended: %s", entry.request_id, error)
-                await self._fail_unreadable(entry.request_id, str(error))
-        return claims
+        return await claims.claim(self._broker, worker, incarnation, entries, retention_ms=self._retention_ms)
 
     async def commit(
         self,
@@ -241,20 +232,17 @@ class Jobs:
         Writes one last delivery (attempt 0, start 0, no usage: its reader completes it from ``get``) to the log and to
         the gateway's channel, and the request id to the owner's channel.
         """
-        keys = self._broker.keys
-        answer = await self._broker.script(
-            "finish",
-            [keys.job(request_id), keys.log(request_id)],
-            [
-                *(GROUP, keys.prefix, self._retention_ms, int(finish)),
-                encode_terminal(request_id, finish, failure, error),
-                "" if expect_attempt is None else expect_attempt,
-                "" if expect_gateway is None else expect_gateway,
-                secrets.token_hex(8),
-                expect_caller or "",
-            ],
+        return await endings.finish(
+            self._broker,
+            request_id,
+            retention_ms=self._retention_ms,
+            finish=finish,
+            failure=failure,
+            error=error,
+            expect_attempt=expect_attempt,
+            expect_gateway=expect_gateway,
+            expect_caller=expect_caller,
         )
-        return Finished(answer.decode())
 
     async def cancel(self, request_id: str, *, caller: str | None = None) -> Finished:
         """``finish`` with CANCELLED; with ``caller``, only while that call is the last one that asked for the job."""
@@ -277,22 +265,40 @@ class Jobs:
         """The octavo.v1.RouteRecord that the job was submitted with; empty: none, or it is not kept any more."""
         return await submissions.route(self._broker, request_id)
 
-    async def end_orphans(self) -> list[str]:
-        """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids.
+    async def orphans(self) -> list[Orphan]:
+        """Jobs that nobody will run: those of dead workers and of such as left, those that a replaced incarnation had
+        read, and those that a draining worker has not read. Of each worker the first hundred or so.
 
-        They end with ERROR and FAILURE_UNAVAILABLE. What a replaced incarnation had not read is left for its
-        successor. Any gateway may run this at any time, together with others.
+        Clears up behind dead workers that have none left, and ends jobs that are not as we write them. Any gateway may
+        run this at any time, together with others.
         """
+        return await orphans.find(self._broker, lease_ttl_ms=self._lease_ttl_ms, retention_ms=self._retention_ms)
+
+    async def rehome(self, orphan: Orphan, target: Target | None) -> Rehomed:
+        """Moves an orphan into the stream of a worker that is alive and ready, once; see Rehomed for what else may
+        become of it. One that is doomed ends, whatever the target; one without a target waits a while for one.
+
+        Its next attempt begins when the target claims it, and goes on after the last committed token; whoever had it
+        is refused from now on, and told on its channel.
+        """
+        return await rehoming.rehome(
+            self._broker,
+            orphan,
+            target,
+            lease_ttl_ms=self._lease_ttl_ms,
+            retention_ms=self._retention_ms,
+            orphan_wait_ms=self._orphan_wait_ms,
+        )
+
+    async def ledger(self) -> Ledger:
+        """What became of all jobs that were ever accepted, in one moment."""
+        return await ledger.read(self._broker)
+
+    async def end_orphans(self) -> list[str]:
+        """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids."""
         return await self._reaper.run()
 
     async def queues(self) -> list[QueueInfo]:
         """All workers' streams, by worker id. Two round trips."""
         return await queues_module.queues(self._broker)
 
-    async def _fail_unreadable(self, request_id: str, reason: str) -> None:
-        await self.finish(
-            request_id,
-            finish=inference_pb2.ERROR,
-            failure=job_pb2.FAILURE_INTERNAL,
-            error=f"the job in the broker is damaged: {reason}",
-        )

@@ -14,11 +14,17 @@ name                            type                what
                                                     (incarnation that claimed it), gateway (incarnation that wants the
                                                     answer), attempt, entry (id in the worker's stream), submitted_ms,
                                                     claimed_ms, deadline_ms (Redis clock, absent: none), choices,
+                                                    began (tokens committed when its attempt began),
                                                     next:<choice> (next token index), end:<choice> (its finish, from
                                                     the worker), open (choices not ended), charge (tokens charged to
                                                     the load), prefill (prompt tokens charged as not cached, until the
-                                                    first delivery), prompt_tokens, predicted (cached tokens, by the
-                                                    router; 0 once stolen), cached_tokens, route (its id in
+                                                    first delivery), prompt_tokens, predicted (cached tokens, by who
+                                                    sent it where it is), cached_tokens, fetched_tokens (of
+                                                    those, from the page store), fingerprint (of the worker's
+                                                    model), deaths (workers that died of it), detached ("1":
+                                                    nobody's leaving ends it), orphaned_ms (when it was first found
+                                                    with no worker to run it), mover (call that moved it to another
+                                                    worker last), route (its id in
                                                     ``routes``), stolen_from (worker), finish (of the choice that
                                                     ended last, or from outside), finisher. No TTL until it ended.
 ``jobs:<worker>``               stream              field ``request`` = id of a job that has not ended, in the order in
@@ -29,7 +35,13 @@ name                            type                what
 ``worker:<worker>``             hash with TTL       lease: incarnation, model, fingerprint, block_size, context_length,
                                                     ... and what the last heartbeat measured.
 ``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms; 0: it left). Also
-                                                    names the dead ones until their jobs have been ended.
+                                                    names the dead ones until their streams are empty.
+``left:<worker>:<incarnation>`` string with TTL     that life said goodbye, with jobs in its stream: it did not die
+                                                    of them.
+``ledger``                      hash                jobs ever accepted, and of those: finished, failed, cancelled,
+                                                    expired, dead. With the entries of all streams they add up.
+``dead``                        stream with TTL     field ``d`` = octavo.v1.DeadJob: jobs that too many workers died
+                                                    of. Bounded by number and size.
 ``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, sequences (their
                                                     choices), tokens; and at its first delivery: prefill (prompt tokens
                                                     not cached).
@@ -99,6 +111,17 @@ class Keys:
 
     def worker(self, worker: str) -> str:
         return self._name("worker", worker)
+
+    def left(self, worker: str, incarnation: str) -> str:
+        return self._name("left", worker, incarnation)
+
+    @property
+    def ledger(self) -> str:
+        return self._name("ledger")
+
+    @property
+    def dead(self) -> str:
+        return self._name("dead")
 
     def load(self, worker: str, incarnation: str) -> str:
         return self._name("load", worker, incarnation)

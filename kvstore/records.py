@@ -12,6 +12,8 @@ from kvstore.limits import MAX_CHOICES, broken
 from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.entries import Entry
 
 
@@ -88,6 +90,12 @@ class Claim:
     entry_id: str
     """Tells a claim that was repeated (same entry) from a job submitted anew under its request id, after the broker
     lost the first: that one is to be started afresh."""
+    next: tuple[int, ...] = ()
+    """Of each choice: the token index that this attempt goes on from, which is also how many tokens are committed."""
+    ended: frozenset[int] = frozenset()
+    """Choices that have ended: they are not to be run again."""
+    cached_tokens: int = 0
+    """Of the prompt, as the first delivery told; 0 before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +116,18 @@ class JobRecord:
     """How the worker ended choices, by choice: inference_pb2.FinishReason. An end from outside is not in it."""
     prompt_tokens: int
     predicted: int
-    """Prompt tokens that the router expected in the worker's cache; 0 for a job that was stolen."""
+    """Prompt tokens that are expected in the cache of the worker that has it: by the router, or by the thief."""
     cached_tokens: int
     started: bool
     """It has its first delivery, and with it the true ``cached_tokens``."""
+    fetched_tokens: int
+    """Of those, taken from the page store."""
+    fingerprint: str
+    """Of the model at the worker that has it; empty: unknown."""
+    deaths: int
+    """Workers that died of it."""
+    detached: bool
+    """Nobody's leaving ends it."""
     stolen_from: str
     """Worker that the job was taken from last; empty: it is where it was submitted to."""
     finish: int | None
@@ -125,6 +141,7 @@ class JobRecord:
 RECORD_FIELDS = (
     *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
     *("prompt_tokens", "predicted", "cached_tokens", "stolen_from"),
+    *("fetched_tokens", "fingerprint", "deaths", "detached"),
     *("submitted_ms", "deadline_ms", "finish", "choices"),
     *(f"next:{choice}" for choice in range(MAX_CHOICES)),
     *(f"end:{choice}" for choice in range(MAX_CHOICES)),
@@ -143,16 +160,18 @@ MOST_ATTEMPTS = 2**31
 
 
 def _remaining(deadline_ms: bytes | int | None, now_ms: int) -> int | None:
-    return max(0, _number(deadline_ms, MOST_MS) - now_ms) if deadline_ms else None
+    return max(0, number(deadline_ms, MOST_MS) - now_ms) if deadline_ms else None
 
 
-def _number(text: bytes | int | None, most: int) -> int:
+def number(text: bytes | int | None, most: int) -> int:
     """A count or a time as scripts write it. Raises ValueError on anything else."""
     if text is None or len(str(text)) > 30 or not 0 <= int(text) <= most:
         raise ValueError(f"{text!r:.40} is not 0 to {most}")
     return int(text)
 
 
+MOST_TOKENS = 2**32
+"""Of an answer: what a chunk has room for."""
 MOST_GATEWAY = 128
 """Bytes of a gateway's name; ours have 16."""
 
@@ -173,23 +192,39 @@ def parse_job(payload: bytes | int | None, request_id: str) -> job_pb2.Job:
     return job
 
 
+def parse_positions(
+    told: Sequence[bytes | int | None], choices: bytes | int | None, job: job_pb2.Job
+) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Next index of each choice, and the choices that have ended, from what scripts tell of a job: next index and end of
+    each, or nothing where nothing can be committed. Raises ValueError when that isn't what we write."""
+    count = number(choices, MAX_CHOICES)
+    if count != max(job.n, 1):
+        raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {count} by its hash")
+    told = told or [None] * (2 * count)
+    past = tuple(number(index or 0, MOST_TOKENS) for index in told[::2])
+    return past, frozenset(choice for choice, end in enumerate(told[1::2]) if end)
+
+
 def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> Claim:
     """A claim from what the script read of a job. Raises ValueError when that isn't what we write."""
-    payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open = answer
+    payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open, cached, *positions = answer
     job = parse_job(payload, entry.request_id)
-    count = _number(choices, MAX_CHOICES)
-    if count != max(job.n, 1) or not _number(still_open, count) >= 1:
-        raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {count} by its hash, {still_open!r} open")
-    attempts = _number(attempt, MOST_ATTEMPTS)
+    past, ended = parse_positions(positions, choices, job)
+    if not number(still_open, len(past)) == len(past) - len(ended) >= 1:
+        raise ValueError(f"of its {len(past)} choices {len(ended)} have ended, and {still_open!r} are open")
+    attempts = number(attempt, MOST_ATTEMPTS)
     if not isinstance(gateway, bytes) or len(gateway) > MOST_GATEWAY or attempts < 1:
         raise ValueError(f"its gateway is {gateway!r:.40} and its attempt {attempts}")
     return Claim(
         job=job,
         attempt=attempts,
         remaining_ms=_remaining(deadline_ms, now_ms),
-        queued_ms=max(0, _number(claimed_ms, MOST_MS) - _number(submitted_ms, MOST_MS)),
+        queued_ms=max(0, number(claimed_ms, MOST_MS) - number(submitted_ms, MOST_MS)),
         gateway=gateway.decode(),
         entry_id=entry.entry_id,
+        next=past,
+        ended=ended,
+        cached_tokens=number(cached, MOST_TOKENS),
     )
 
 
@@ -198,6 +233,7 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         return None
     state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
     prompt_tokens, predicted, cached_tokens, stolen_from, *numbers = numbers
+    fetched_tokens, fingerprint, deaths, detached, *numbers = numbers
     submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
     count = int(choices)
     past = {choice: int(index or 0) for choice, index in enumerate(by_choice[:count])}
@@ -216,6 +252,10 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         predicted=int(predicted or 0),
         cached_tokens=int(cached_tokens),
         started=bool(ends) or any(past.values()),
+        fetched_tokens=int(fetched_tokens or 0),
+        fingerprint=(fingerprint or b"").decode(),
+        deaths=int(deaths or 0),
+        detached=detached == b"1",
         stolen_from=(stolen_from or b"").decode(),
         finish=int(finish) if finish else None,
         submitted_ms=int(submitted_ms),

@@ -51,6 +51,8 @@ HEARTBEAT_S = 1.0
 HELD_LEASES = 4
 """TTLs of a lease that the set of held blocks lives without being renewed: a worker that was frozen for longer than its
 lease finds it again."""
+GOODBYE_MS = 3600 * 1000
+"""For how long it is known that a worker which left with jobs in its stream did not die."""
 MODEL_TTL_MS = 60_000
 MODEL_RENEW_S = 20.0
 
@@ -91,15 +93,15 @@ class Registry:
         return Renewed(True, int(reply[1])) if reply[0] == 1 else Renewed(False, 0)
 
     async def leave(self, worker: str, incarnation: str) -> None:
-        """Gives the lease back. Jobs still in the stream are ended by the next ``Jobs.end_orphans``."""
+        """Gives the lease back. Jobs that are still in the stream are orphans, see ``Jobs.orphans``."""
         keys = self._broker.keys
         await self._broker.script(
             "leave",
             [
                 *(keys.worker(worker), keys.workers, keys.jobs(worker)),
-                *(keys.load(worker, incarnation), keys.held(worker, incarnation)),
+                *(keys.load(worker, incarnation), keys.held(worker, incarnation), keys.left(worker, incarnation)),
             ],
-            [worker, incarnation],
+            [worker, incarnation, GOODBYE_MS],
         )
 
     async def workers(self) -> list[WorkerInfo]:

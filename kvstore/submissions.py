@@ -55,6 +55,7 @@ async def submit(
         *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
         *(charge(job), prompt, max(job.n, 1), max(prefill, 0), max(predicted, 0)),
         *(route, min(MAX_ROUTES, MAX_ROUTES_BYTES // max(len(route), 1)), ROUTES_TTL_MS),
+        "1" if job.detached else "",
     ]
     names = [
         *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
@@ -77,10 +78,13 @@ async def submit(
     return Submitted(answer.decode())
 
 
-async def attach(broker: Broker, request_id: str, digest: bytes, caller: str, gateway: str) -> Attached | None:
+async def attach(
+    broker: Broker, request_id: str, digest: bytes | None, caller: str, gateway: str
+) -> Attached | None:
     """None: there is no such job. ACCEPTED: this caller asked for it last."""
     names = [broker.keys.job(request_id)]
-    answer, *details = await broker.script("attach", names, [digest, caller or new_caller(), gateway])
+    args = [digest or b"", caller or new_caller(), gateway, "1" if digest is None else ""]
+    answer, *details = await broker.script("attach", names, args)
     if answer == b"taken":
         raise RequestIdTaken(request_id)
     if answer == b"unknown":

@@ -4,8 +4,9 @@
 -- KEYS 1 stream   2 load of this incarnation   3 its held blocks   then for each delivery: job, log
 -- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
 --      5 hashes of blocks added, packed   6 of blocks removed   7 TTL of the held blocks in ms
---      then for each delivery: 'attempt choice first-token-index index-after-the-last finish cached-tokens' (finish 0: it
---      goes on; cached tokens are left out when not told), octavo.v1.Deliveries with this one delivery
+--      then for each delivery: 'attempt choice first-token-index index-after-the-last finish outcome cached-tokens
+--      fetched-tokens' (finish 0: it goes on, then there is no outcome; the last two are left out when not told),
+--      octavo.v1.Deliveries with this one delivery
 -- Returns the number of held blocks, then for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
 --
 -- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
@@ -34,19 +35,12 @@ local function publish_later(gateway, data)
   joined[#joined + 1] = data
 end
 
--- With a job's first delivery its prompt is computed, which is charged no more.
-local function refund_prompt(job, load)
-  local prefill = redis.call('HGET', job, 'prefill')
-  if prefill then
-    refund_prefill(load, prefill)
-    redis.call('HDEL', job, 'prefill')
-  end
-end
-
 local function write(job, log, described, data)
-  local attempt, choice, start, stop, finish, cached = string.match(described, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d*)$')
+  local attempt, choice, start, stop, finish, outcome, cached, fetched =
+    string.match(described, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%a*) (%d*) (%d*)$')
   -- pcall: one key of a wrong type must not break a step half-way through.
-  local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway')
+  local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
+    'prefill')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
     return FENCED
   end
@@ -73,17 +67,19 @@ local function write(job, log, described, data)
   end
   redis.call('HSET', job, 'next:' .. choice, stop)
   if cached ~= '' then
-    redis.call('HSET', job, 'cached_tokens', cached)
+    redis.call('HSET', job, 'cached_tokens', cached, 'fetched_tokens', fetched)
   end
-  if next_index == 0 then
-    refund_prompt(job, load)
+  if seen[7] then
+    -- With an attempt's first delivery its prompt is computed, which is charged no more.
+    refund_prefill(load, seen[7])
+    redis.call('HDEL', job, 'prefill')
   end
   publish_later(seen[6], data)
   if finish ~= '0' then
     redis.call('HSET', job, 'end:' .. choice, finish)
     if redis.call('HINCRBY', job, 'open', -1) <= 0 then
       local entry, charge, choices = unpack(redis.call('HMGET', job, 'entry', 'charge', 'choices'))
-      end_job(job, log, stream, group, load, entry, charge, nil, choices, finish, retention)
+      end_job(job, log, stream, group, load, entry, charge, nil, choices, finish, outcome, retention)
     end
   end
   return WRITTEN

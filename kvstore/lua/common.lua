@@ -92,10 +92,17 @@ local function drop_entry(stream, group, entry)
   redis.pcall('XDEL', stream, entry)
 end
 
+-- Counts one more job in the ledger. pcall: a key of another type must not leave a job half accepted, or half ended.
+local function count(job, outcome)
+  redis.pcall('HINCRBY', string.match(job, '^{[^}]*}:') .. 'ledger', outcome, 1)
+end
+
 -- The end of a job's life, the same for all who end it. The caller has checked that it has not ended yet. The payload
--- goes at once, as nobody will run it again; the rest stays readable for a while, as does the log.
-local function end_job(job, log, stream, group, load, entry, charge, prefill, choices, finish, retention)
+-- goes at once, as nobody will run it again; the rest stays readable for a while, as does the log. `outcome` is its
+-- place in the ledger.
+local function end_job(job, log, stream, group, load, entry, charge, prefill, choices, finish, outcome, retention)
   redis.call('HSET', job, 'state', 'ended', 'finish', finish)
+  count(job, outcome)
   redis.call('HDEL', job, 'payload', 'prefill')
   drop_entry(stream, group, entry)
   refund(load, charge, prefill, choices)
@@ -107,7 +114,7 @@ end
 -- prefill, choices}.
 -- The stream and the load are named by the job itself, so their keys cannot be declared in KEYS without reading the job
 -- first, which would cost a round trip and open a race; they share the job's hash tag, hence its slot.
-local function end_from_outside(job, log, seen, prefix, group, finish, retention, data)
+local function end_from_outside(job, log, seen, prefix, group, finish, outcome, retention, data)
   -- A field that is missing was not written by us; the job is ended all the same.
   for i = 1, 8 do
     seen[i] = seen[i] or ''
@@ -118,7 +125,7 @@ local function end_from_outside(job, log, seen, prefix, group, finish, retention
     redis.call('XADD', log, '*', 'd', data)
   end
   end_job(job, log, prefix .. 'jobs:' .. worker, group, prefix .. 'load:' .. worker .. ':' .. incarnation, entry, charge,
-    prefill, choices, finish, retention)
+    prefill, choices, finish, outcome, retention)
   if gateway ~= '' then
     redis.call('PUBLISH', prefix .. 'channel:' .. gateway, data)
   end
@@ -153,7 +160,8 @@ local function held_count(held)
   return count
 end
 
--- Points a job that exists at the call that asks for it. nil: there is no such job.
+-- Points a job that exists at the call that asks for it, whatever its payload is where `digest` is nil. nil: there is no
+-- such job.
 local function attach(job, digest, caller, gateway)
   local seen = redis.pcall('HMGET', job, 'digest', 'caller', 'worker', 'predicted')
   if seen.err then
@@ -162,9 +170,75 @@ local function attach(job, digest, caller, gateway)
   if not seen[1] then
     return nil
   end
-  if seen[1] ~= digest then
+  if digest and seen[1] ~= digest then
     return {'taken'}
   end
   redis.call('HSET', job, 'gateway', gateway, 'caller', caller)
   return {seen[2] == caller and 'accepted' or 'attached', seen[3] or '', seen[4] or '0'}
+end
+
+-- What is committed of each of a job's choices: its next index and its end, one after the other. Of as many choices as a
+-- job may have, however many somebody wrote that it has.
+local function committed(job, choices, most)
+  local fields = {}
+  for choice = 0, math.min(sequences_of(choices), tonumber(most)) - 1 do
+    fields[#fields + 1] = 'next:' .. choice
+    fields[#fields + 1] = 'end:' .. choice
+  end
+  return redis.call('HMGET', job, unpack(fields))
+end
+
+-- How many tokens of all choices that is.
+local function tokens_in(positions)
+  local sum = 0
+  for i = 1, #positions, 2 do
+    sum = sum + tokens_of(positions[i])
+  end
+  return sum
+end
+
+-- Who serves a worker's stream: {incarnation = nil when it is dead, draining}; nil when nobody can tell yet.
+--
+-- A lease may vanish with its worker alive, when the server was restarted: so the last heartbeat must be older than the
+-- TTL, and the server itself up for longer, which gives everybody time to come back. (A score of 0 is a worker that said
+-- goodbye.)
+local function life_of(workers, lease, worker, ttl)
+  local holder, state = unpack(redis.call('HMGET', lease, 'incarnation', 'state'))
+  if holder then
+    return {incarnation = holder, draining = state == 'draining'}
+  end
+  local beat = tonumber(redis.call('ZSCORE', workers, worker) or '')
+  if not beat or now_ms() - beat <= tonumber(ttl) then
+    return nil
+  end
+  local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)'))
+  if beat > 0 and uptime * 1000 <= tonumber(ttl) + 1000 then
+    return nil
+  end
+  return {left = beat == 0}
+end
+
+-- Whether nobody will run what an entry names: its worker is dead, or another life of it had read it, or it drains and
+-- has not read it.
+local function abandoned(life, stream, group, entry)
+  if not life.incarnation then
+    return true
+  end
+  local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
+  local reader = not pending.err and pending[1] and pending[1][2]
+  if reader then
+    return reader ~= life.incarnation
+  end
+  return life.draining
+end
+
+-- How many workers have died of a job, with the one that has it: it ran there, and not a token came of it. Whoever said
+-- goodbye has not died.
+local function deaths_of(prefix, worker, state, owner, began, deaths, positions)
+  local before = tokens_of(deaths)
+  if state ~= 'running' or tokens_in(positions) > tokens_of(began)
+    or redis.call('EXISTS', prefix .. 'left:' .. worker .. ':' .. (owner or '')) == 1 then
+    return before
+  end
+  return before + 1
 end

@@ -4,7 +4,7 @@
 -- KEYS 1 job   2 log
 -- ARGV 1 group   2 what all names begin with   3 retention in ms   4 finish   5 octavo.v1.Deliveries to write
 --      6 expected attempt, '' for any   7 expected gateway, '' for any   8 finisher (random, one per call of finish())
---      9 expected caller, '' for any
+--      9 expected caller, '' for any   10 outcome, for the ledger
 -- Returns 'ended', 'already', 'unknown' or 'fenced'.
 --
 -- Races closed: of several finishes and the worker's own last chunk exactly one is written; a finish repeated after a
@@ -24,5 +24,5 @@ if (ARGV[6] ~= '' and seen[10] ~= ARGV[6]) or (ARGV[7] ~= '' and seen[4] ~= ARGV
   return 'fenced'
 end
 redis.call('HSET', KEYS[1], 'finisher', ARGV[8])
-end_from_outside(KEYS[1], KEYS[2], seen, ARGV[2], ARGV[1], ARGV[4], ARGV[3], ARGV[5])
+end_from_outside(KEYS[1], KEYS[2], seen, ARGV[2], ARGV[1], ARGV[4], ARGV[10], ARGV[3], ARGV[5])
 return 'ended'

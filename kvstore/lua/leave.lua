@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
 -- Gives a worker's lease back.
 --
--- KEYS 1 lease   2 workers   3 stream   4 load of this incarnation   5 its held blocks
--- ARGV 1 worker  2 incarnation
+-- KEYS 1 lease   2 workers   3 stream   4 load of this incarnation   5 its held blocks   6 its goodbye
+-- ARGV 1 worker  2 incarnation   3 for how long the goodbye is kept, in ms
 -- Returns 1, or 0 when another incarnation holds the lease.
 --
 -- Races closed: a process that is late to leave cannot take its successor's lease away; jobs submitted meanwhile are not
--- lost with the stream: it stays, with a heartbeat of 0, for orphans.lua to end them.
+-- lost with the stream: it stays, with a heartbeat of 0, and rehome.lua moves them; a successor that comes before that does
+-- not make this life look like one that died.
 local holder = redis.call('HGET', KEYS[1], 'incarnation')
 if holder and holder ~= ARGV[2] then
   return 0
@@ -17,5 +18,6 @@ if redis.call('XLEN', KEYS[3]) == 0 then
   redis.call('ZREM', KEYS[2], ARGV[1])
 else
   redis.call('ZADD', KEYS[2], 0, ARGV[1])
+  redis.call('SET', KEYS[6], '', 'PX', ARGV[3])
 end
 return 1

@@ -1,71 +1,119 @@
 #!lua flags=allow-oom
--- Ends jobs that nobody will run: all of a dead worker's, and those that a replaced incarnation had read.
+-- Finds the jobs in one worker's stream that nobody will run, and clears up behind the dead.
 --
--- KEYS 1 workers   2 lease   3 stream   then for each entry: job, log
--- ARGV 1 group   2 what all names begin with   3 retention in ms   4 worker   5 lease TTL in ms   6 finish
---      then for each entry: its id, octavo.v1.Deliveries to write
--- Returns {'alive' or 'dead', then the numbers (from 1) of the entries whose jobs were ended}.
+-- KEYS 1 workers   2 lease   3 stream
+-- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms
+--      5 entries to look at   6 bytes of payloads, about   7 bytes that one payload may have   8 choices that a job may have
+-- Returns {now in ms, 'died', 'left', 'was restarted' or 'is draining', then for each job {entry, request, payload or its
+-- length, attempt, state, incarnation, fingerprint, deaths, choices, then of each choice: next index, end}}; {} where nothing
+-- can be told.
 --
--- Races closed: the caller's look at the fleet may be old, so death is decided here, in one piece with its
--- consequences; several gateways may do this at once, each job is ended by one of them; a worker that comes back is
--- seen by its lease; no job can enter the stream between its last entry's end and its deletion, as submit.lua looks at
--- the same lease; a worker that comes back between two calls finds its load charged with just the jobs that are left.
--- A lease may also vanish with its worker alive, when the server was restarted: so the last heartbeat must be older than
--- the TTL, and the server itself up for longer, which gives everybody time to come back. (A score of 0 is a worker that
--- said goodbye.)
--- Keys of loads and held blocks are named by jobs and consumers; they share the hash tag, hence the slot. (The blocks of
--- an incarnation that never was a consumer expire.)
+-- It finds: all jobs of a dead worker; those that an earlier life of a live worker had read; those that a draining worker
+-- has not read. Entries that name no job of theirs are dropped. What becomes of the others is decided by rehome.lua, in
+-- the moment of the move.
+--
+-- Races closed: death is decided here, not by the caller's look at the fleet, which may be old; no job can enter a dead
+-- worker's stream between its last entry's end and its deletion, as submit.lua looks at the same lease.
+-- Keys of jobs, loads and held blocks are named by entries, jobs and consumers; they share the hash tag, hence the slot.
+-- (The blocks of an incarnation that never was a consumer expire.)
 local workers, lease, stream = unpack(KEYS, 1, 3)
-local group, prefix, retention, worker, ttl, finish = unpack(ARGV, 1, 6)
+local group, prefix, worker, ttl = unpack(ARGV, 1, 4)
+local most_entries, most_bytes, most_payload, most_choices =
+  tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 
-local holder = redis.call('HGET', lease, 'incarnation')
-if not holder then
-  local beat = tonumber(redis.call('ZSCORE', workers, worker) or '')
-  if not beat or now_ms() - beat <= tonumber(ttl) then
-    return {'alive'}
-  end
-  local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)'))
-  if beat > 0 and uptime * 1000 <= tonumber(ttl) + 1000 then
-    return {'alive'}
+local life = life_of(workers, lease, worker, ttl)
+if not life then
+  return {}
+end
+local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group) -- each {'name', name, 'pending', count, ...}
+consumers = consumers.err and {} or consumers
+
+local entries = {}
+
+-- Up to a number of entries of the stream, from one place on.
+local function add_range(from)
+  for _, entry in ipairs(redis.call('XRANGE', stream, from, '+', 'COUNT', most_entries - #entries)) do
+    entries[#entries + 1] = {entry[1], entry[2][2] or ''}
   end
 end
 
--- Nobody to wait for: never read for a dead worker, read by another incarnation for a live one.
-local function abandoned(entry)
-  if not holder then
-    return true
+-- What a consumer has read. Of entries that somebody trimmed nothing names the job: they only have to leave the group.
+local function add_pending(consumer)
+  for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', most_entries - #entries, consumer)) do
+    local found = redis.call('XRANGE', stream, pending[1], pending[1])
+    entries[#entries + 1] = {pending[1], found[1] and found[1][2][2] or ''}
   end
-  local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
-  return not pending.err and pending[1] and pending[1][2] ~= holder
 end
 
-local result = {holder and 'alive' or 'dead'}
-for i = 1, (#KEYS - 3) / 2 do
-  local job, log, entry, data = KEYS[2 * i + 2], KEYS[2 * i + 3], ARGV[2 * i + 5], ARGV[2 * i + 6]
-  if abandoned(entry) then
-    local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'prefill',
-      'choices', 'state')
-    if seen.err or (seen[9] ~= 'queued' and seen[9] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry then
-      drop_entry(stream, group, entry)
-    else
-      end_from_outside(job, log, seen, prefix, group, finish, retention, data)
-      result[#result + 1] = i
+local function last_delivered()
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, told in ipairs(groups.err and {} or groups) do
+    local fields = {}
+    for i = 1, #told, 2 do
+      fields[told[i]] = told[i + 1]
+    end
+    if fields.name == group then
+      return '(' .. fields['last-delivered-id']
     end
   end
+  return '-'
 end
 
-local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
-for _, consumer in ipairs(consumers.err and {} or consumers) do
-  -- {'name', name, 'pending', count, ...}
-  if holder and consumer[2] ~= holder and consumer[4] == 0 then
+local why = life.left and 'left' or 'died'
+if life.incarnation then
+  why = 'was restarted'
+  for _, consumer in ipairs(consumers) do
+    if consumer[2] ~= life.incarnation and consumer[4] > 0 and #entries < most_entries then
+      add_pending(consumer[2])
+    end
+  end
+  if life.draining and #entries == 0 then
+    why = 'is draining'
+    add_range(last_delivered())
+  end
+else
+  add_range('-')
+end
+
+-- What is told of a job; nil for an entry that names none of this worker's.
+local function head(entry, request)
+  local job = prefix .. 'job:' .. request
+  local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'began', 'deaths', 'choices',
+    'fingerprint', 'worker_incarnation')
+  if seen.err or (seen[1] ~= 'queued' and seen[1] ~= 'running') or seen[2] ~= worker or seen[3] ~= entry then
+    return nil
+  end
+  local payload = redis.call('HSTRLEN', job, 'payload')
+  if payload <= most_payload then
+    payload = redis.call('HGET', job, 'payload')
+  end
+  local positions = committed(job, seen[8], most_choices)
+  local deaths = deaths_of(prefix, worker, seen[1], seen[4], seen[6], seen[7], positions)
+  return {entry, request, payload, seen[5], seen[1], seen[10] or '', seen[9] or '', deaths, seen[8],
+    unpack(positions)}
+end
+
+local result, bytes = {int(now_ms()), why}, 0
+for _, entry in ipairs(entries) do
+  local told = head(entry[1], entry[2])
+  if not told then
+    drop_entry(stream, group, entry[1])
+  elseif bytes < most_bytes then
+    result[#result + 1] = told
+    bytes = bytes + (type(told[3]) == 'string' and #told[3] or 0)
+  end
+end
+
+for _, consumer in ipairs(consumers) do
+  if life.incarnation and consumer[2] ~= life.incarnation and consumer[4] == 0 then
     redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer[2])
     redis.call('DEL', prefix .. 'held:' .. worker .. ':' .. consumer[2])
   end
 end
-if not holder and redis.call('XLEN', stream) == 0 then
-  for _, consumer in ipairs(consumers.err and {} or consumers) do
-    local life = worker .. ':' .. consumer[2]
-    redis.call('DEL', prefix .. 'load:' .. life, prefix .. 'held:' .. life)
+if not life.incarnation and redis.call('XLEN', stream) == 0 then
+  for _, consumer in ipairs(consumers) do
+    local past = worker .. ':' .. consumer[2]
+    redis.call('DEL', prefix .. 'load:' .. past, prefix .. 'held:' .. past)
   end
   redis.call('DEL', stream)
   redis.call('ZREM', workers, worker)

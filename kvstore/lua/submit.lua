@@ -8,6 +8,7 @@
 --      9 charge in tokens     10 prompt tokens     11 choices
 --      12 of its prompt, tokens charged as not cached     13 tokens predicted as cached
 --      14 octavo.v1.RouteRecord or ''     15 about how many of them are kept   16 for how long, in ms
+--      17 '1': nobody's leaving ends it, '': the caller's does
 -- Returns {'accepted'}, {'attached', worker, predicted}, {'taken'}, {'full', depth} or {'gone', why}.
 --
 -- Races closed: a retry after a lost reply finds its own caller and is told 'accepted' again; two gateways with one
@@ -20,7 +21,7 @@ if known then
   return known
 end
 
-local holder = redis.call('HMGET', lease, 'incarnation', 'state')
+local holder = redis.call('HMGET', lease, 'incarnation', 'state', 'fingerprint')
 if not holder[1] then
   return {'gone', 'its lease has lapsed'}
 elseif holder[1] ~= ARGV[5] then
@@ -41,7 +42,9 @@ local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job
 redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'caller', ARGV[3], 'state', 'queued',
   'worker', ARGV[4], 'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
   'submitted_ms', int(now), 'choices', ARGV[11], 'open', ARGV[11], 'charge', ARGV[9], 'prefill', ARGV[12],
-  'prompt_tokens', ARGV[10], 'predicted', ARGV[13], 'cached_tokens', '0')
+  'prompt_tokens', ARGV[10], 'predicted', ARGV[13], 'cached_tokens', '0', 'fingerprint', holder[3] or '', 'detached',
+  ARGV[17])
+count(job, 'accepted')
 if ARGV[7] ~= '' then
   redis.call('HSET', job, 'deadline_ms', int(now + tonumber(ARGV[7])))
 end

@@ -1,0 +1,89 @@
+#!lua flags=allow-oom
+-- Moves a job that nobody will run to a worker that will, or gives it up.
+--
+-- KEYS 1 workers   2 lease of the worker that has it   3 its stream   4 job   5 log   6 the dead
+--      with a target: 7 its lease   8 its stream   9 load of its incarnation
+-- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms   5 entry   6 attempt   7 deaths, with this one
+--      8 choices that a job may have   9 mover (random, one per call of rehome())   10 retention in ms
+--      11 for how long it waits for a target, in ms   12 finish of a job that is given up
+--      13 octavo.v1.Deliveries for one that waited in vain   14 for one that too many workers died of
+--      15 octavo.v1.DeadJob, '': it has no such fault   16 about how many of them are kept   17 for how long, in ms
+--      with a target: 18 worker   19 its incarnation   20 of the prompt and the tokens, what it computes anew
+--      21 tokens predicted as cached
+-- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet), or 'stale': it is not as the
+-- caller saw it, or the target is gone.
+--
+-- Races closed: the caller's look may be old, so all that it saw is compared here: of several gateways one moves a job;
+-- a worker that came back, or read the entry after all, keeps it; a job that was ended, moved or submitted anew under its
+-- id is left alone. A call that is repeated after a lost reply knows its own work by the mover. The target's lease is
+-- looked at in one piece with the move, so that no job enters the stream of a worker that is dead or about to leave. The
+-- old worker, should it only be frozen, is refused: it is the job's owner no more, and its entry is gone. The
+-- charges are at one worker at any time.
+-- The load where the job is charged is named by the job; it shares the hash tag, hence the slot.
+local workers, lease, stream, job, log, dead = unpack(KEYS, 1, 6)
+local group, prefix, worker, ttl, entry, attempt, deaths, most_choices, mover = unpack(ARGV, 1, 9)
+local retention, patience, finish, unavailable, doomed, record, most_dead, dead_ttl = unpack(ARGV, 10, 17)
+
+local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'prefill',
+  'choices', 'state', 'attempt', 'began', 'deaths', 'mover', 'finisher', 'orphaned_ms')
+if seen.err then
+  return 'stale'
+elseif seen[9] == 'ended' then
+  return seen[14] ~= mover and 'stale' or record ~= '' and 'dead' or 'ended'
+elseif seen[13] == mover then
+  return 'moved'
+end
+local life = life_of(workers, lease, worker, ttl)
+if not life or not abandoned(life, stream, group, entry) then
+  return 'stale'
+end
+if (seen[9] ~= 'queued' and seen[9] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry or seen[10] ~= attempt
+  or int(deaths_of(prefix, worker, seen[9], seen[3], seen[11], seen[12], committed(job, seen[8], most_choices))) ~= deaths
+then
+  return 'stale'
+end
+
+local function give_up(outcome, data)
+  redis.call('HSET', job, 'finisher', mover, 'deaths', deaths)
+  end_from_outside(job, log, seen, prefix, group, finish, outcome, retention, data)
+end
+
+if record ~= '' then
+  -- pcall: only a record. A key of another type must not keep it from ending.
+  redis.pcall('XADD', dead, 'MAXLEN', '~', most_dead, '*', 'd', record)
+  redis.call('PEXPIRE', dead, dead_ttl)
+  give_up('dead', doomed)
+  return 'dead'
+end
+
+if not KEYS[7] then
+  local now = now_ms()
+  if not seen[15] then
+    redis.call('HSET', job, 'orphaned_ms', int(now))
+  elseif now - tokens_of(seen[15]) > tonumber(patience) then
+    give_up('failed', unavailable)
+    return 'ended'
+  end
+  return 'waiting'
+end
+
+local target_lease, target_stream, target_load = unpack(KEYS, 7, 9)
+local target, incarnation, prefill, predicted = unpack(ARGV, 18, 21)
+local holder = redis.pcall('HMGET', target_lease, 'incarnation', 'state')
+if holder.err or holder[1] ~= incarnation or holder[2] ~= 'ready' then
+  return 'stale'
+end
+local moved = redis.pcall('XADD', target_stream, '*', 'request', string.match(job, ':job:(.*)$'))
+if type(moved) == 'table' then
+  return 'stale' -- a key of another type
+end
+drop_entry(stream, group, entry)
+refund(prefix .. 'load:' .. worker .. ':' .. (seen[2] or ''), seen[6], seen[7], seen[8])
+charge_to(target_load, seen[6], prefill, seen[8])
+redis.call('HSET', job, 'worker', target, 'worker_incarnation', incarnation, 'entry', moved, 'state', 'queued', 'owner', '',
+  'prefill', prefill, 'predicted', predicted, 'deaths', deaths, 'mover', mover)
+redis.call('HDEL', job, 'orphaned_ms')
+if seen[3] and seen[3] ~= '' then
+  redis.call('PUBLISH', prefix .. 'channel:' .. seen[3], string.match(job, ':job:(.*)$'))
+end
+return 'moved'

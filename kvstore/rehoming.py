@@ -1,0 +1,61 @@
+"""Moving an orphan to a worker that runs it, or giving it up."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from kvstore.dead import DEAD_TTL_MS, most_kept
+from kvstore.keys import GROUP
+from kvstore.limits import MAX_CHOICES
+from kvstore.orphans import Orphan, Rehomed, Target
+from kvstore.token_log import encode_terminal
+from octavo.v1 import inference_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from kvstore.client import Broker
+
+ORPHAN_WAIT_S = 30.0
+"""How long a job waits for a worker that could run it, from when it was first found without one."""
+
+
+async def rehome(
+    broker: Broker,
+    orphan: Orphan,
+    target: Target | None,
+    *,
+    lease_ttl_ms: int,
+    retention_ms: int,
+    orphan_wait_ms: int,
+) -> Rehomed:
+    """See ``Jobs.rehome``."""
+    keys, request_id = broker.keys, orphan.job.request_id
+    record = _dead_job(orphan) if orphan.doomed else b""
+    late = f"worker {orphan.worker} {orphan.why}, and for {orphan_wait_ms / 1000:g} s there was no other to run it"
+    names = [keys.workers, keys.worker(orphan.worker), keys.jobs(orphan.worker)]
+    names += [keys.job(request_id), keys.log(request_id), keys.dead]
+    args: list[Any] = [
+        *(GROUP, keys.prefix, orphan.worker, lease_ttl_ms),
+        *(orphan.entry_id, orphan.attempt, orphan.deaths, MAX_CHOICES),
+        *(secrets.token_hex(8), retention_ms, orphan_wait_ms, int(inference_pb2.ERROR)),
+        encode_terminal(request_id, inference_pb2.ERROR, job_pb2.FAILURE_UNAVAILABLE, late),
+        encode_terminal(request_id, inference_pb2.ERROR, job_pb2.FAILURE_DEAD, orphan.verdict) if record else b"",
+        *(record, most_kept(record), DEAD_TTL_MS),
+    ]
+    if target is not None:
+        names += [
+            *(keys.worker(target.worker), keys.jobs(target.worker)),
+            keys.load(target.worker, target.incarnation),
+        ]
+        args += [target.worker, target.incarnation, max(target.prefill, 0), max(target.predicted, 0)]
+    return Rehomed((await broker.script("rehome", names, args)).decode())
+
+
+def _dead_job(orphan: Orphan) -> bytes:
+    return job_pb2.DeadJob(
+        job=orphan.job,
+        reason=orphan.verdict,
+        attempts=orphan.attempt,
+        worker=orphan.worker,
+        died_unix_ms=orphan.seen_ms,
+    ).SerializeToString()
