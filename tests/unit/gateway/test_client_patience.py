@@ -1,0 +1,156 @@
+"""How long the client waits for gateways, and what it leaves behind when its caller leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway import client as module
+from gateway.client import Client, retry_after
+from octavo.v1.inference_pb2 import GenerateRequest
+from tests.unit.gateway.scripted_gateway import (
+    HALF,
+    ID,
+    REQUEST,
+    REST,
+    UNAVAILABLE,
+    WHOLE,
+    Accept,
+    Fail,
+    Hang,
+    error_of,
+    heard,
+    running,
+    told,
+)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", (0.001, 0.01))
+
+
+FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "all queues are full", (("retry-after-ms", "200"),))
+
+
+async def test_a_full_fleet_is_given_the_time_it_asks_for() -> None:
+    async with running([[FULL], [*HALF, *REST]]) as fleet:
+        started = time.monotonic()
+        assert told(await heard(fleet)) == WHOLE
+        assert time.monotonic() - started >= 0.2
+
+
+@pytest.mark.parametrize("settings", [{"patience_s": 0.1}, {"accept_s": 0.0}, {"timeout": 0.15}])
+async def test_a_full_fleet_is_not_waited_for_in_vain(settings: dict[str, float]) -> None:
+    async with running([[FULL]]) as fleet:
+        assert (await error_of(fleet, **settings)).details() == "all queues are full"
+    assert fleet.verbs == [["Generate"]]
+
+
+async def test_what_will_never_fit_is_not_asked_for_again() -> None:
+    async with running([[Fail(grpc.StatusCode.RESOURCE_EXHAUSTED)]]) as fleet:
+        await error_of(fleet)
+    assert fleet.verbs == [["Generate"]]
+
+
+async def test_patience_ends_with_the_last_error() -> None:
+    async with running([[*HALF, Fail(UNAVAILABLE, "first")], [Fail(UNAVAILABLE, "later")]]) as fleet:
+        started = time.monotonic()
+        assert (await error_of(fleet, patience_s=0.2)).details() == "later"
+        assert 0.15 < time.monotonic() - started < 5
+    assert fleet.verbs[0][:2] == ["Generate", "Attach"]
+
+
+async def test_without_patience_each_gateway_is_asked_once() -> None:
+    async with running([[Fail(UNAVAILABLE, "one")]], [[Fail(UNAVAILABLE, "two")]]) as fleet:
+        assert (await error_of(fleet, accept_s=0.0)).details() == "two"
+    assert fleet.verbs == [["Generate"], ["Generate"]]
+
+
+async def test_patience_begins_anew_with_each_token() -> None:
+    async with running([[HALF[0], Fail(UNAVAILABLE)], [HALF[1], Fail(UNAVAILABLE)], REST]) as fleet:
+        fleet.gateways *= 2  # the first failure in a row is borne, two are not
+        assert told(await heard(fleet, patience_s=0.0)) == WHOLE
+
+
+async def test_one_deadline_holds_for_all_calls() -> None:
+    async with running([[*HALF, Fail(UNAVAILABLE)]], [[Hang()]]) as fleet:
+        started = time.monotonic()
+        assert (await error_of(fleet, timeout=0.5)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert time.monotonic() - started < 5
+    first, second = fleet.gateways[0].calls[0].left, fleet.gateways[1].calls[0].left
+    assert first is not None
+    assert second is not None
+    assert 0 < second < first <= 0.5
+
+
+async def test_who_leaves_cancels_the_call() -> None:
+    async with running([[*HALF, Hang()]]) as fleet, Client(fleet.targets) as client:
+        async with aclosing(client.generate(REQUEST)) as answer:
+            assert told([await anext(answer)]) == ([10], "a", [])
+        await fleet.gateways[0].left.wait()
+    assert fleet.gateways[0].cancelled == []  # the gateways saw it themselves
+
+
+async def test_who_is_cancelled_cancels_the_call() -> None:
+    async with running([[Hang()]]) as fleet, Client(fleet.targets) as client:
+        call = asyncio.ensure_future(anext(client.generate(REQUEST)))
+        await fleet.gateways[0].hanging.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await fleet.gateways[0].left.wait()
+    assert fleet.gateways[0].cancelled == []  # the gateway saw it itself
+
+
+@pytest.mark.parametrize("detached", [False, True])
+async def test_who_is_cancelled_between_two_calls_cancels_the_job(
+    monkeypatch: pytest.MonkeyPatch, detached: bool
+) -> None:
+    """Unless it is to go on without anybody."""
+    resting = asyncio.Event()
+
+    def rest(*_: Any) -> float:
+        resting.set()
+        return 50.0
+
+    monkeypatch.setattr(module._Asking, "after", rest)
+    request = GenerateRequest(request_id=ID, text="p", detached=detached)
+    async with running([[Accept(), Fail(UNAVAILABLE)]]) as fleet, Client(fleet.targets) as client:
+        call = asyncio.ensure_future(anext(client.generate(request)))
+        await resting.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert fleet.gateways[0].cancelled == ([] if detached else [ID])
+
+
+async def test_who_leaves_a_fleet_that_is_gone_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CANCEL_S", 0.2)
+    async with running([[HALF[0], Hang()]]) as fleet, Client(fleet.targets) as client:
+        async with aclosing(client.generate(REQUEST)) as answer:
+            await anext(answer)
+            await fleet.gateways[0].stop()
+        with pytest.raises(StopAsyncIteration):
+            await anext(answer)
+
+
+@pytest.mark.parametrize(
+    ("trailing", "seconds"),
+    [
+        ((), None),
+        ((("retry-after-ms", "1500"),), 1.5),
+        ((("retry-after-ms", "-5"),), 0.0),
+        ((("retry-after-ms", "soon"),), None),
+        ((("x", "1"), ("retry-after-ms", "0")), 0.0),
+    ],
+)
+def test_what_a_gateway_says_of_when_to_come_back(trailing: tuple[tuple[str, str], ...], seconds: float | None) -> None:
+    error = grpc.aio.AioRpcError(UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing))
+    assert retry_after(error) == seconds
