@@ -30,6 +30,8 @@ COMMANDS = {
     "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
     "explain": Lazy("ops.explain", "command", "Show why a job went where it went, and what it found there."),
+    "ledger": Lazy("ops.ledger", "command", "Show what became of all accepted requests, and whether it adds up."),
+    "dead": Lazy("ops.dead", "command", "Show, retry or forget jobs that too many workers died of."),
     "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
     "tune": Lazy("bench.tune_command", "command", "Find the size of blocks for this machine."),

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from ops.answer import Answer, BrokenStream, plain
+from ops.config import targets_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,10 +28,10 @@ _OPTIONS = [("grpc.enable_http_proxy", 0)]
 
 
 class Client:
-    """A connection to one gateway; an async context manager."""
+    """A connection to one gateway, the first of those that `target` names; an async context manager."""
 
     def __init__(self, target: str) -> None:
-        self.target = target
+        self.target = target = targets_of(target)[0]
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         # The generated stubs are untyped: their calls are typed here, once.
         self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
@@ -118,6 +119,29 @@ class Client:
         request = fleet_pb2.ExplainRequest(request_id=request_id)
         found: fleet_pb2.ExplainResponse = await self._fleet.Explain(request, timeout=ASK_TIMEOUT_S)
         return found
+
+    async def ledger(self) -> fleet_pb2.LedgerResponse:
+        """What became of all requests that were ever accepted."""
+        found: fleet_pb2.LedgerResponse = await self._fleet.Ledger(fleet_pb2.LedgerRequest(), timeout=ASK_TIMEOUT_S)
+        return found
+
+    async def dead(self, request_id: str = "") -> list[fleet_pb2.Dead]:
+        """Jobs that too many workers died of, the latest first; the one of that id, if one is given."""
+        request = fleet_pb2.ListDeadRequest(request_id=request_id)
+        response = await self._fleet.ListDead(request, timeout=ASK_TIMEOUT_S)
+        return list(response.jobs)
+
+    async def retry_dead(self, request_id: str) -> str:
+        """Runs a dead job again, as a detached one, whose id this is. Raises AioRpcError: NOT_FOUND."""
+        request = fleet_pb2.RetryDeadRequest(request_id=request_id)
+        response = await self._fleet.RetryDead(request, timeout=ASK_TIMEOUT_S)
+        return str(response.request_id)
+
+    async def drop_dead(self, request_id: str = "") -> int:
+        """Forgets a dead job, or all of them. How many there were."""
+        request = fleet_pb2.DropDeadRequest(request_id=request_id)
+        response = await self._fleet.DropDead(request, timeout=ASK_TIMEOUT_S)
+        return int(response.dropped)
 
     async def queues(self) -> list[fleet_pb2.Queue]:
         """Every worker's queue, by worker."""

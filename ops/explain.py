@@ -91,8 +91,12 @@ def story(found: fleet_pb2.ExplainResponse) -> list[str]:
         lines.append(f"sent to {chosen.worker} by policy {route.policy}; prefix index {route.index}")
         expected = f"{route.predicted_cached_tokens} of {route.prompt_tokens} prompt tokens cached"
         lines.append(f"expected: {expected}, {route.answer_tokens} tokens of answer")
+    if found.stolen_from:
+        expected = f"{found.predicted_cached_tokens} of {found.prompt_tokens} prompt tokens cached"
+        lines.append(f"expected by {found.worker}: {expected}")
     if found.started:
-        lines.append(f"found: {found.cached_tokens} of {found.prompt_tokens} prompt tokens cached")
+        fetched = f", {found.fetched_tokens} of them from the page store" if found.fetched_tokens else ""
+        lines.append(f"found: {found.cached_tokens} of {found.prompt_tokens} prompt tokens cached{fetched}")
     else:
         lines.append("found: not known before its first token")
     return lines

@@ -69,16 +69,18 @@ class Member:
         await self.child.wait_ready(timeout)
 
     async def keep(self, timeout: float, note: Callable[[str], None]) -> None:
-        """Starts it again whenever it ends, until cancelled."""
-        pause = FIRST_PAUSE_S
+        """Starts it again whenever it ends, until cancelled; how often in a row it had to be is told."""
+        pause, failed = FIRST_PAUSE_S, 0
         while True:
             born = time.monotonic()
             status = await self.child.wait()
             note(f"{self.name} (pid {self.child.pid}) {describe_exit(status)}")
             if time.monotonic() - born > HEALTHY_S:
-                pause = FIRST_PAUSE_S
+                pause, failed = FIRST_PAUSE_S, 0
             while True:
-                note(f"starting {self.name} again in {pause:g} s")
+                failed += 1
+                often = f"; it has failed {failed} times in a row" if failed > 1 else ""
+                note(f"starting {self.name} again in {pause:g} s{often}")
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
                 try:

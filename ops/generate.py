@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,15 @@ import click
 import grpc
 import grpc.aio
 
+from gateway.client import PATIENCE_S, BrokenStream, Client
 from gateway.config import MAX_REQUEST_BYTES
 from kvstore.limits import MAX_STOP_TOKENS, MAX_STOPS
 from kvstore.ranges import Finite
 from octavo.v1 import inference_pb2
+from ops import answer as answers
 from ops import ranges
-from ops.answer import Answer, BrokenStream
-from ops.client import Client
-from ops.config import DEFAULT_TARGET, option
+from ops.answer import Answer
+from ops.config import DEFAULT_TARGET, option, targets_of
 from ops.console import unless_interrupted
 from ops.failures import failure
 from ops.printer import Printer
@@ -57,7 +59,10 @@ class GenerateConfig:
     as_json: bool = False
     timeout: float | None = None
     """Seconds."""
+    patience: float = PATIENCE_S
+    """Seconds for which an accepted request is asked for again when gateways fail."""
     target: str = DEFAULT_TARGET
+    """HOST:PORT of gateways, with commas between them."""
 
 
 @click.command("generate")
@@ -105,12 +110,22 @@ class GenerateConfig:
     type=Finite(min=0.001),
     help="Seconds for the whole answer; it is cancelled then. Default: any.",
 )
-@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
+@click.option(
+    "--patience",
+    type=Finite(min=0),
+    default=PATIENCE_S,
+    show_default=True,
+    help="Seconds to go on trying when a gateway is lost in the middle of an answer.",
+)
+@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway, or of several, with commas between them.")
 def command(prompt: str, **values: Any) -> None:
     """Send one request and stream its answer to the terminal.
 
     PROMPT is text to go on from; `-` reads it from stdin, less one line break at its end. With --chat it is a question
     to answer. Several answers (--n) are shown whole, each when it has ended. Ctrl-C cancels.
+
+    When the gateway is lost in the middle of an answer, the next one of --target goes on with it, or the same one when
+    it is back.
 
     With --json the object has request_id, text, token_ids, finish (STOP or LENGTH), usage, route and timings; where
     there are any, stop_match or stop_token (what ended it), logprobs and prompt_logprobs (by token id: the service
@@ -201,10 +216,7 @@ async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) ->
     answer = Answer(request_id=request.request_id, n=config.n)
     printer = Printer(answer, as_json=config.as_json)
     try:
-        async with Client(config.target) as client:
-            await client.generate(
-                request, timeout=config.timeout, on_text=printer.text, on_response=printer.response, into=answer
-            )
+        await receive(config, request, answer, printer)
     except asyncio.CancelledError:
         printer.cut("CANCELLED", "interrupted", even_empty=True)
         raise
@@ -212,8 +224,27 @@ async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) ->
         told = failure(error, answer, config.timeout)
         printer.cut("ERROR", told, even_empty=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
         raise click.ClickException(told) from error
-    except BrokenStream as error:
+    except (BrokenStream, answers.BrokenStream) as error:
         printer.cut("ERROR", str(error), even_empty=False)
         raise click.ClickException(str(error)) from error
     printer.end()
     return answer
+
+
+async def receive(
+    config: GenerateConfig, request: inference_pb2.GenerateRequest, answer: Answer, printer: Printer
+) -> None:
+    """Takes what comes into the answer, and shows it. A request that no gateway takes is asked for once at each.
+
+    Raises:
+        grpc.aio.AioRpcError, BrokenStream: as the client says.
+    """
+    started = time.monotonic()
+    try:
+        async with Client(targets_of(config.target), patience_s=config.patience, accept_s=0.0) as client:
+            async for response in client.generate(request, timeout=config.timeout):
+                printer.text(answer.add(response, time.monotonic() - started))
+                printer.response(response)
+    finally:
+        answer.total_s = time.monotonic() - started
+    answer.end(answer.total_s)

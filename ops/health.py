@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kvstore.ranges import Finite
-from ops.config import DEFAULT_TARGET, option
+from ops.config import DEFAULT_TARGET, option, targets_of
 from ops.console import emit, emit_json
 
 PROCESS, FLEET, INFERENCE = "", "octavo.v1.Fleet", "octavo.v1.Inference"
@@ -32,7 +32,7 @@ class Checked:
 
 
 @click.command("health")
-@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
+@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway, or of several, with commas between them.")
 @click.option("--alive", is_flag=True, help="Ask the gateway only whether its process is alive, workers or not.")
 @click.option("--metrics", default="", help="HOST:PORT of the Prometheus endpoint of a worker or gateway.")
 @click.option("--timeout", type=Finite(min=0.1), default=3.0, show_default=True, help="Seconds, for each.")
@@ -46,7 +46,8 @@ def command(context: click.Context, target: str, alive: bool, metrics: str, time
     """
     results: list[Checked] = []
     if not metrics or context.get_parameter_source("target") is ParameterSource.COMMANDLINE:
-        results.append(check_grpc(target, timeout, PROCESS if alive else INFERENCE))
+        service = PROCESS if alive else INFERENCE
+        results += [check_grpc(each, timeout, service) for each in targets_of(target)]
     if metrics:
         results.append(check_metrics(metrics, timeout))
     bad = [each for each in results if not each.healthy]

@@ -33,7 +33,7 @@ class Printer:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    def response(self, response: inference_pb2.GenerateResponse, _answer: Answer) -> None:
+    def response(self, response: inference_pb2.GenerateResponse) -> None:
         """What has just been added to the answer."""
         if not self._several:
             return

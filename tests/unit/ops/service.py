@@ -11,11 +11,9 @@ from octavo.v1.inference_pb2 import Chunk, GenerateResponse
 from ops import generate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Sequence
 
     import pytest
-
-    from ops.answer import Answer
 
 
 class Service:
@@ -24,10 +22,11 @@ class Service:
     def __init__(self, *responses: GenerateResponse) -> None:
         self.responses = responses
         self.requests: list[inference_pb2.GenerateRequest] = []
-        self.target = ""
+        self.targets: list[str] = []
+        self.settings: dict[str, float] = {}
 
-    def __call__(self, target: str) -> Service:
-        self.target = target
+    def __call__(self, targets: Sequence[str], **settings: float) -> Service:
+        self.targets, self.settings = list(targets), settings
         return self
 
     async def __aenter__(self) -> Service:
@@ -37,25 +36,12 @@ class Service:
         pass
 
     async def generate(
-        self,
-        request: inference_pb2.GenerateRequest,
-        *,
-        timeout: float | None,
-        on_text: Callable[[str], None] | None,
-        on_response: Callable[[GenerateResponse, Answer], None] | None,
-        into: Answer,
-    ) -> Answer:
+        self, request: inference_pb2.GenerateRequest, *, timeout: float | None
+    ) -> AsyncIterator[GenerateResponse]:
         self.requests.append(request)
-        answer = into
-        for response in self.responses:
-            text = answer.add(response, 1.0)
-            if on_text is not None:
-                on_text(text)
-            if on_response is not None:
-                on_response(response, answer)
+        for each in self.responses:
+            yield each
         await self.then()
-        answer.end(2.0)
-        return answer
 
     async def then(self) -> None:
         """What happens after the responses."""

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from gateway.__main__ import command as gateway_command
 from gateway.router import Policy
-from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options
+from ops.client import Client
+from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options, targets_of
 from worker.__main__ import command as worker_command
 
 
@@ -133,3 +134,16 @@ def test_where_pages_go_is_passed_on_but_a_url_is_not_shown_to_others() -> None:
 def test_a_place_for_pages_that_is_none_is_refused_by_the_fleet() -> None:
     with pytest.raises(click.BadParameter):
         fleet_config({"pages": "disk"})
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [("a:1", ["a:1"]), ("a:1,b:2", ["a:1", "b:2"]), (" a:1 , ,b:2,", ["a:1", "b:2"]), ("", [""]), (",", [","])],
+)
+def test_gateways_are_named_with_commas_between_them(text: str, targets: list[str]) -> None:
+    assert targets_of(text) == targets
+
+
+async def test_what_asks_one_gateway_asks_the_first() -> None:
+    async with Client("a:1,b:2") as client:
+        assert client.target == "a:1"

@@ -87,6 +87,16 @@ def test_json_is_the_services_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "line", "text"),
     [
         (lambda f: f.__setattr__("stolen_from", "w0"), 0, "ended on worker w1, which took it from w0; attempt 1"),
+        (
+            lambda f: f.MergeFrom(fleet_pb2.ExplainResponse(stolen_from="w0", predicted_cached_tokens=512)),
+            3,
+            "expected by w1: 512 of 1500 prompt tokens cached",
+        ),
+        (
+            lambda f: f.__setattr__("fetched_tokens", 256),
+            3,
+            "found: 1280 of 1500 prompt tokens cached, 256 of them from the page store",
+        ),
         (lambda f: f.ClearField("route"), 1, "its decision is not kept: it came without one, or many came later"),
         (lambda f: f.ClearField("started"), 3, "found: not known before its first token"),
         (

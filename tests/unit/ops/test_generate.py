@@ -50,13 +50,14 @@ def test_every_option_reaches_the_request(monkeypatch: pytest.MonkeyPatch) -> No
         "p --chat --system s --model m --n 2 --priority -5 --max-tokens 5 --min-tokens 2 --temperature 0.5 --top-p 0.25"
         " --top-k 7 --min-p 0.125 --seed 18446744073709551615 --repetition-penalty 1.5 --presence-penalty -0.5"
         " --frequency-penalty 2 --logit-bias 7=-100 --logit-bias 8=0.5 --stop a --stop b --stop-token 3 --stop-token 4"
-        " --include-stop --ignore-eos --request-id i --logprobs 0 --prompt-logprobs 3 --json --target there:1"
+        " --include-stop --ignore-eos --request-id i --logprobs 0 --prompt-logprobs 3 --json --patience 5"
+        " --target there:1,here:2"
     )
     ends = [Chunk(choice=choice, finish=inference_pb2.STOP) for choice in range(2)]
     service = Service(response(*ends))
     ran = run(monkeypatch, service, *options.split())
     assert ran.exit_code == 0, ran.output
-    assert service.target == "there:1"
+    assert (service.targets, service.settings) == (["there:1", "here:2"], {"patience_s": 5.0, "accept_s": 0.0})
     (request,) = service.requests
     assert [(each.role, each.content) for each in request.chat.messages] == [("system", "s"), ("user", "p")]
     request.ClearField("chat")

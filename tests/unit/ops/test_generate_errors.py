@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from click.testing import CliRunner
 
-from gateway.relay import CALL_AGAIN
+from gateway.stream import CALL_AGAIN
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import (
     Chunk,
@@ -31,7 +31,7 @@ def error_of(monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode, details: st
     """What is said when the call fails."""
 
     class Failing(Service):
-        async def generate(self, *_: Any, **__: Any) -> Answer:
+        async def then(self) -> None:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
     ran = run(monkeypatch, Failing(), "p", *arguments)

@@ -112,6 +112,15 @@ def test_no_gateway(closed_port: int) -> None:
     assert f"127.0.0.1:{closed_port}: UNAVAILABLE: nothing answers there; is `octavo up` running" in result.output
 
 
+def test_every_gateway_that_is_named_must_be_well(gateway: tuple[str, health.HealthServicer], closed_port: int) -> None:
+    target, servicer = gateway
+    says(servicer, SERVING, SERVING, SERVING)
+    result = run("--target", f"{target}, {target}")
+    assert (result.exit_code, result.output) == (0, f"{target}: SERVING\n" * 2)
+    result = run("--target", f"{target},127.0.0.1:{closed_port}")
+    assert (result.exit_code, result.stdout) == (1, f"{target}: SERVING\n")
+
+
 def test_metrics_of_a_worker_that_loads_and_then_serves(metrics: tuple[str, CollectorRegistry]) -> None:
     address, registry = metrics
     result = run("--metrics", address)
