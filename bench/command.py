@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import grpc.aio
 
+from bench.chaos.command import chaos
+from bench.chaos.durability_command import durability
+from bench.chaos.recovery_command import recovery
 from bench.index_command import index
 from bench.kernels_command import kernels
 from bench.machine import describe_machine
@@ -166,6 +169,8 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
     print_table(EXACT_COLUMNS, [exact_cells(operation) for operation in results["operations"]])
 
 
+command.add_command(chaos)
+command.add_command(durability)
 command.add_command(engine)
 command.add_command(index)
 command.add_command(kernels)
@@ -173,6 +178,7 @@ command.add_command(pages)
 command.add_command(path)
 command.add_command(peers)
 command.add_command(quality)
+command.add_command(recovery)
 command.add_command(replay)
 command.add_command(routing)
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.chaos.proxy import Proxy
+from bench.chaos.server import Server
 from kvstore.client import Broker, BrokerConfig, connect
-from tests.chaos.proxy import Proxy
-from tests.chaos.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.chaos.checker import check, figures, oracle_of
+from bench.chaos.driver import Driver, Habits
+from bench.chaos.evidence import Rules, Run
+from bench.chaos.history import BAD, CANCEL, Recorder, Request, gather
+from bench.chaos.snapshot import is_idle, is_quiet, pools, scrape, snapshot
+from bench.chaos.traffic import GREEDY, Payload, bad_payloads
 from kvstore.embedded import find_server
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import GenerateRequest, GetModelRequest, Sampling, TokenIds
-from tests.chaos.checker import check, figures, oracle_of
-from tests.chaos.driver import Driver, Habits
-from tests.chaos.evidence import Rules, Run
-from tests.chaos.history import BAD, CANCEL, Recorder, Request, gather
-from tests.chaos.snapshot import is_idle, is_quiet, pools, scrape, snapshot
-from tests.chaos.traffic import GREEDY, Payload, bad_payloads
 from tests.integration.gateway.harness import running_gateway
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 from tests.support.waiting import until

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.chaos.checker import check
+from bench.chaos.evidence import Rules, Run
+from bench.chaos.snapshot import snapshot
 from kvstore.embedded import find_server
 from kvstore.jobs import Commit, Jobs
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from kvstore.scripts import Script
 from octavo.v1 import inference_pb2, job_pb2
-from tests.chaos.checker import check
-from tests.chaos.evidence import Rules, Run
-from tests.chaos.snapshot import snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,26 +8,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.chaos.duplicates import STRANGER, duplicate
+from bench.chaos.nemesis import Nemesis
+from bench.chaos.schedule import BROKER, Fault, Kind
 from kvstore.client import Broker, BrokerConfig, connect
 from kvstore.errors import BrokerUnreachable
 from kvstore.jobs import Claim, Jobs, Submitted
 from kvstore.keys import GROUP
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
-from tests.chaos.duplicates import STRANGER, duplicate
-from tests.chaos.nemesis import Nemesis
-from tests.chaos.schedule import BROKER, Fault, Kind
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.chaos.proxy import Proxy
-    from tests.chaos.server import Server
+    from bench.chaos.proxy import Proxy
+    from bench.chaos.server import Server
 
 
 class Nobody:
     """No processes."""
+
+    workers: tuple[str, ...] = ()
+
+    async def until_back(self, name: str, pid: int) -> None:
+        raise TimeoutError
 
     def pid(self, name: str) -> int | None:
         return None
@@ -153,7 +158,7 @@ async def test_a_reply_is_lost_and_the_write_is_done_once(
     workers: Workers, nemesis: Nemesis, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await workers.submit("first")  # loads the script
-    monkeypatch.setattr("tests.chaos.nemesis.WRITES", ("submit",))
+    monkeypatch.setattr("bench.chaos.nemesis.WRITES", ("submit",))
     losing = asyncio.create_task(strike(nemesis, Kind.LOST_REPLY))
     sent = 0
     while not proxy.lost:

@@ -19,8 +19,8 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.chaos.proxy import Proxy
-    from tests.chaos.server import Server
+    from bench.chaos.proxy import Proxy
+    from bench.chaos.server import Server
 
 
 async def test_bytes_pass_both_ways(through: Broker) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.chaos.checker import Figures, NoOracle, check, figures, oracle_of
-from tests.chaos.evidence import Answer, Choice, JobFacts, LogEntry, Rules, Run, Snapshot
-from tests.chaos.findings import Finding, told
-from tests.chaos.history import BAD, CANCEL, GENERATE, PROBE, Call, Called, Came, Ended, Invoked, Request, Used
+from bench.chaos.checker import Figures, NoOracle, check, figures, oracle_of
+from bench.chaos.evidence import Answer, Choice, JobFacts, LogEntry, Rules, Run, Scrape, Snapshot
+from bench.chaos.findings import Finding, told
+from bench.chaos.history import BAD, CANCEL, GENERATE, PROBE, Call, Called, Came, Ended, Invoked, Request, Used
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +77,7 @@ class TestWhatIsRight:
         assert found(stream, call(1, verb=CANCEL, cancelled=True)) == []
 
     def test_an_end_from_outside_has_no_place(self) -> None:
-        failed = call(0, (0, (7,), "a", ""), (0, (), "", "ERROR"), status="UNAVAILABLE")
+        failed = call(0, (0, (7,), "a", ""), (0, (), "", "ERROR"), status="UNAVAILABLE", retry=1000)
         assert found(failed, rules=LOSSY) == []
 
     def test_bad_input_refused(self) -> None:
@@ -147,11 +147,11 @@ class TestEnds:
         assert found(call(0, status="UNAVAILABLE")) == []
 
     def test_failed(self) -> None:
-        failed = call(0, (0, (7,), "a", ""), (1, (), "", "ERROR"), status="UNAVAILABLE")
+        failed = call(0, (0, (7,), "a", ""), (1, (), "", "ERROR"), status="UNAVAILABLE", retry=1000)
         assert found(failed) == ["I1 failed"]
 
     def test_ended_in_two_ways(self) -> None:
-        failed = call(0, (0, (), "", "ERROR"), status="UNAVAILABLE")
+        failed = call(0, (0, (), "", "ERROR"), status="UNAVAILABLE", retry=1000)
         assert found(failed, call(1, *WHOLE)) == ["I1 two ends"]
 
     def test_cancelled_unasked(self) -> None:
@@ -183,6 +183,10 @@ class TestCodes:
     def test_a_good_request_meets_another_class(self, status: str) -> None:
         assert found(call(0, status=status), call(1, *WHOLE)) == ["I7 wrong class"]
 
+    def test_no_retry_info_with_a_failure(self) -> None:
+        failed = call(0, (0, (), "", "ERROR"), status="UNAVAILABLE")
+        assert found(failed, rules=LOSSY) == ["I7 no RetryInfo"]
+
     def test_a_deadline_that_has_not_passed(self) -> None:
         assert found(call(0, status="DEADLINE_EXCEEDED"), call(1, *WHOLE)) == ["I7 wrong class"]
 
@@ -212,7 +216,7 @@ class TestLogs:
 
     def test_what_the_broker_lost_is_only_required_of_those_that_ended_well(self) -> None:
         broker = Snapshot(jobs={"r": JobFacts("ended", 1, 1)}, logs={"r": (LogEntry(1, 0, 0, (7,)),)})
-        failed = call(0, (0, (7, 8), "ab", ""), (0, (), "", "ERROR"), status="UNAVAILABLE")
+        failed = call(0, (0, (7, 8), "ab", ""), (0, (), "", "ERROR"), status="UNAVAILABLE", retry=1000)
         assert found(failed, broker=broker, rules=LOSSY) == ["I2 not in the log"]
         lossy = replace(LOSSY, broker_loses=True)
         assert found(failed, broker=broker, rules=lossy) == []
@@ -222,6 +226,14 @@ class TestLogs:
         broker = Snapshot(logs={"r": (LogEntry(1, 0, 0, (7, 5)),)})
         stream = call(0, (0, (7,), "a", ""), (1, (), "", "CANCELLED"))
         assert found(stream, call(1, verb=CANCEL, cancelled=True), broker=broker) == ["I3 differs"]
+
+
+class TestLedger:
+    def test_clients_have_more_answers_than_it_counts(self) -> None:
+        broker = Snapshot(ledger={"accepted": 1, "finished": 0, "cancelled": 1})
+        assert found(call(0, *WHOLE, used=3), broker=broker) == ["I1 ledger lacks"]
+        assert found(call(0, *WHOLE, used=3), broker=broker, rules=Rules(broker_loses=True)) == []
+        assert found(call(0, *WHOLE, used=3), broker=Snapshot(ledger={"accepted": 2, "finished": 2})) == []
 
 
 def test_an_oracle_is_what_came_without_faults() -> None:
@@ -248,10 +260,16 @@ def test_figures() -> None:
         "wrong": Request(Invoked("wrong", 1.0, "d", "greedy"), [call(0, (0, (7, 7, 9), "abc", "STOP"))]),
         "bad": Request(Invoked("bad", 1.0, "x", "greedy", role=BAD, expect="NOT_FOUND"), [call(0, status="NOT_FOUND")]),
     }
-    run = Run(requests, {"d": RIGHT})
-    assert figures(run, check(run, Rules())) == Figures(
-        requests=5, accepted=4, finished=2, failed=1, refused=1, reattached=1, resumed=1, tokens=7, lost=2, differing=1
-    )
+    moved = 'octavo_gateway_rehomed_total{outcome="moved"}'
+    pages = {
+        "g0/1": (Scrape(counters={moved: 1.0}), Scrape(counters={moved: 2.0, "octavo_gateway_resubmitted_total": 1.0})),
+        "g1/2": (Scrape(counters={moved: 3.0, 'octavo_gateway_rehomed_total{outcome="stale"}': 9.0}),),
+        "w0/3": (Scrape(counters={"octavo_fenced_total": 4.0}),),
+    }
+    run = Run(requests, {"d": RIGHT}, scrapes=pages)
+    told = Figures(requests=5, accepted=4, finished=2, failed=1, refused=1, reattached=1, tokens=7, lost=2, differing=1)
+    told = replace(told, resumed=1, rehomed=5, resubmitted=1, fenced=4)
+    assert figures(run, check(run, Rules())) == told
 
 
 def test_findings_are_told() -> None:

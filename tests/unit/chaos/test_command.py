@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`, without a fleet."""
+"""`octavo bench chaos`, without a fleet."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from tests.chaos import __main__ as command
-from tests.chaos.checker import Figures
-from tests.chaos.evidence import Rules
-from tests.chaos.findings import INVARIANTS, Finding
-from tests.chaos.mutations import Proof
-from tests.chaos.run import Report
-from tests.chaos.schedule import Fault, Kind, Plan, draw
+from bench.chaos.checker import Figures
+from bench.chaos.command import chaos
+from bench.chaos.evidence import Rules
+from bench.chaos.findings import INVARIANTS, Finding
+from bench.chaos.mutations import Proof
+from bench.chaos.run import Report
+from bench.chaos.schedule import Fault, Kind, Plan, draw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ PROOFS = [Proof(f"lie {name}", name, 2, 2) for name in INVARIANTS]
 
 
 def report(findings: list[Finding], proofs: list[Proof]) -> Report:
-    from tests.chaos.nemesis import Struck
+    from bench.chaos.nemesis import Struck
 
     schedule = draw(4, Plan(60.0, ("w0", "w1"), ("g0", "g1")))
     struck = [
@@ -42,8 +42,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, out: Path, told: Report, *arguments: st
         sink("w0", "a line")
         return told
 
-    monkeypatch.setattr(command, "run_chaos", run_chaos)
-    result = CliRunner().invoke(command.main, ["--out", str(out), *arguments])
+    monkeypatch.setattr("bench.chaos.run.run_chaos", run_chaos)
+    result = CliRunner().invoke(chaos, ["--out", str(out), *arguments])
     return result.exit_code, result.output, asked
 
 
@@ -63,9 +63,10 @@ def test_a_run_that_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_defaults_strike_with_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _, _, (config, settings, _) = ran(monkeypatch, tmp_path, report([], PROOFS), "--lossy")
+    _, output, (config, settings, _) = ran(monkeypatch, tmp_path, report([], PROOFS), "--json")
+    assert json.loads(output) == json.loads((tmp_path / "report.json").read_text())
     assert config.kinds == tuple(Kind)
-    assert config.rules == Rules(lossless=False)
+    assert config.rules == Rules(lossless=True, ample_deadlines=True)
     assert (config.seconds, settings.workers, settings.model) == (60.0, 3, "smollm2-135m")
 
 

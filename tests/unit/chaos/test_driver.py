@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from bench.chaos.driver import Driver, Habits, by_attach
+from bench.chaos.history import ATTACH, BAD, GENERATE, LOAD, Invoked, Recorder, Request, gather
+from bench.chaos.retry_info import DETAILS, PLAIN, retry_after_ms
+from bench.chaos.traffic import GREEDY, SEEDED, Payload, bad_payloads, payloads
 from gateway.rpc import retry_details
 from octavo.v1 import inference_pb2
-from tests.chaos.driver import Driver, Habits
-from tests.chaos.history import ATTACH, BAD, GENERATE, LOAD, Invoked, Recorder, Request, gather
-from tests.chaos.retry_info import DETAILS, retry_after_ms
-from tests.chaos.traffic import GREEDY, SEEDED, Payload, bad_payloads, payloads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -111,6 +111,48 @@ async def test_a_call_that_breaks_is_gone_on_with_elsewhere() -> None:
     assert all(before != after for before, after in pairwise(targets))
 
 
+class Stub:
+    """Notes what is asked, and answers with nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def Generate(self, request: Any, timeout: float) -> str:  # noqa: N802 - as the service has it
+        self.asked.append((request, timeout))
+        return "generated"
+
+    def Attach(self, request: Any, timeout: float) -> str:  # noqa: N802
+        self.asked.append((request, timeout))
+        return "attached"
+
+
+def test_who_has_something_asks_for_the_rest() -> None:
+    stub, request = Stub(), inference_pb2.GenerateRequest(request_id="r", text="x", n=2)
+    assert by_attach(stub, request, {}, 3.0) == (GENERATE, {}, "generated")
+    assert by_attach(stub, request, {1: 4}, 2.0) == (ATTACH, {1: 4}, "attached")
+    assert stub.asked == [(request, 3.0), (inference_pb2.AttachRequest(request_id="r", after={1: 4}), 2.0)]
+    assert Habits().go_on is by_attach
+
+
+async def test_what_nobody_knows_any_more_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(
+        ([response(0, [5, 6])], error(grpc.StatusCode.UNAVAILABLE)),
+        ([], error(grpc.StatusCode.NOT_FOUND)),
+        ([response(2, [7], finish=inference_pb2.STOP)], OK),
+    )
+    sent_again = Script(([response(0, [5])], error(grpc.StatusCode.UNAVAILABLE)))
+    monkeypatch.setattr("bench.chaos.driver.by_replay", lambda *asked: (GENERATE, {}, sent_again(*asked)[2]))
+    request = await sent(script)
+    assert [(call.began.verb, call.status) for call in request.calls] == [
+        (GENERATE, "UNAVAILABLE"),
+        (ATTACH, "NOT_FOUND"),
+        (GENERATE, "UNAVAILABLE"),
+        (ATTACH, "OK"),
+    ]
+    assert script.asked == [{}, {0: 2}, {0: 1}]
+    assert sent_again.asked == [{0: 2}]
+
+
 async def test_who_is_told_to_wait_waits() -> None:
     request = await sent(
         Script(([], error(grpc.StatusCode.RESOURCE_EXHAUSTED, 300)), ([response(0, [5], inference_pb2.STOP)], OK))
@@ -121,7 +163,9 @@ async def test_who_is_told_to_wait_waits() -> None:
     assert second.began.at - first.ended.at >= 0.3
 
 
-@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN"])
+@pytest.mark.parametrize(
+    "code", ["INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN"]
+)
 async def test_other_errors_are_the_end(code: str) -> None:
     request = await sent(Script(([], error(grpc.StatusCode[code]))))
     assert [call.status for call in request.calls] == [code]
@@ -143,7 +187,7 @@ async def test_nobody_tries_beyond_the_deadline() -> None:
 
 
 async def test_a_call_that_hangs_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.chaos.driver.HANGS_S", 0.1)
+    monkeypatch.setattr("bench.chaos.driver.HANGS_S", 0.1)
     script = Script(([response(0, [5])], None))
     request = await sent(script, deadline_s=0.1)
     (call,) = request.calls
@@ -205,6 +249,16 @@ async def test_a_load_has_its_share_of_everything() -> None:
 def test_retry_info_is_read(milliseconds: int) -> None:
     details = retry_details(grpc.StatusCode.RESOURCE_EXHAUSTED, "full " * 100, milliseconds)
     assert retry_after_ms([("other", "x"), (DETAILS, details)]) == milliseconds
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_stands_there_plainly_is_read_where_details_say_nothing(name: str) -> None:
+    assert retry_after_ms([(name, "250")]) == 250
+    details = retry_details(grpc.StatusCode.UNAVAILABLE, "no", 700)
+    assert retry_after_ms([(name, "250"), (DETAILS, details)]) == 700
+    assert retry_after_ms([(name, "250"), (DETAILS, b"\xff")]) == 250
+    for nonsense in ("", "soon", "-1", "\u0663", b"250"):
+        assert retry_after_ms([(name, nonsense)]) is None
 
 
 @pytest.mark.parametrize("details", [b"", b"\x08\x08", b"\x1a\xff", b"\x1a\x02\xff\xff", b"\x1b", b"\xff" * 12])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chaos.history import (
+from bench.chaos.history import (
     ATTACH,
     CANCEL,
     GENERATE,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chaos.checker import check, figures
-from tests.chaos.evidence import Rules, Run
-from tests.chaos.findings import INVARIANTS
-from tests.chaos.history import BAD, PROBE
-from tests.chaos.made_up import STORIES, decode, made_up
-from tests.chaos.mutations import MUTATIONS, Mutation, Proof, good_part, prove, table
+from bench.chaos.checker import check, figures
+from bench.chaos.evidence import Rules, Run
+from bench.chaos.findings import INVARIANTS
+from bench.chaos.history import BAD, PROBE
+from bench.chaos.mutations import MUTATIONS, Mutation, Proof, good_part, prove, table
+from tests.support.made_up_runs import STORIES, decode, made_up
 
 RULES = Rules(decode=decode)
 SEEDS = st.integers(0, 2**32)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from bench.chaos.nemesis import LOSE_WITHIN_S, Nemesis, Struck
+from bench.chaos.proxy import Proxy
+from bench.chaos.schedule import BROKER, NATURES, WORKERS, Fault, Kind
 from kvstore.errors import BrokerUnreachable
-from tests.chaos.nemesis import LOSE_WITHIN_S, Nemesis, Struck
-from tests.chaos.proxy import Proxy
-from tests.chaos.schedule import BROKER, NATURES, Fault, Kind
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -45,10 +45,22 @@ class Living:
     """Children of this process."""
 
     children: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    come_back: bool = True
+    workers: tuple[str, ...] = ("w0", "w1")
+    back: list[str] = field(default_factory=list)
 
     def pid(self, name: str) -> int | None:
         child = self.children.get(name)
         return child.pid if child is not None and child.returncode is None else None
+
+    async def until_back(self, name: str, pid: int) -> None:
+        old = self.children[name]
+        assert (await old.wait(), old.pid) == (-signal.SIGTERM, pid)
+        if not self.come_back:
+            raise TimeoutError
+        alive = [other for other in self.workers if other != name and self.pid(other) is not None]
+        self.back.append(f"{name} while {' '.join(alive)} ran")
+        await self.add(name)
 
     async def add(self, name: str) -> asyncio.subprocess.Process:
         """One that is ready for signals."""
@@ -95,6 +107,21 @@ async def test_processes_are_ended(stage: Stage, kind: Kind, status: int) -> Non
     assert await child.wait() == status
     assert (struck.done, struck.outcome) == (True, f"done: pid {child.pid}")
     assert stage.notes == [str(struck)]
+
+
+async def test_workers_are_restarted_in_turn(stage: Stage) -> None:
+    first, second = await stage.living.add("w0"), await stage.living.add("w1")
+    (struck,) = await stage.strike(Fault(0.0, Kind.WORKERS_ROLL, WORKERS))
+    assert struck.outcome == f"done: w0 (pid {first.pid}), then w1 (pid {second.pid})"
+    assert stage.living.back == ["w0 while w1 ran", "w1 while w0 ran"]
+
+
+async def test_a_worker_that_does_not_come_back_ends_the_turns(stage: Stage) -> None:
+    stage.living.come_back = False
+    first, second = await stage.living.add("w0"), await stage.living.add("w1")
+    (struck,) = await stage.strike(Fault(0.0, Kind.WORKERS_ROLL, WORKERS))
+    assert struck.outcome == f"skipped: w0 (pid {first.pid}) did not come back"
+    assert second.returncode is None
 
 
 def state(child: asyncio.subprocess.Process) -> str:
@@ -213,7 +240,7 @@ async def test_a_run_that_is_cut_off_leaves_all_healed(stage: Stage) -> None:
 
 async def test_a_reply_that_nobody_waits_for_is_not_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert LOSE_WITHIN_S > 1
-    monkeypatch.setattr("tests.chaos.nemesis.LOSE_WITHIN_S", 0.1)
+    monkeypatch.setattr("bench.chaos.nemesis.LOSE_WITHIN_S", 0.1)
     (struck,) = await stage.strike(Fault(0.0, Kind.LOST_REPLY, BROKER))
     assert struck.outcome.startswith("skipped: nobody called ")
     assert struck.outcome.endswith(" in 0.1 s")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from tests.chaos.checker import check
-from tests.chaos.evidence import JobFacts, Key, LogEntry, Pool, Rules, Run, Scrape, Snapshot, Stream
-from tests.chaos.findings import Finding
+from bench.chaos.checker import check
+from bench.chaos.evidence import JobFacts, Key, LogEntry, Pool, Rules, Run, Scrape, Snapshot, Stream
+from bench.chaos.findings import Finding
 
 
-def remains(broker: Snapshot | None = None, *pools: Pool, scrapes: tuple[Scrape, ...] = ()) -> list[Finding]:
-    return check(Run({}, {}, broker or Snapshot(), pools, {"w0": scrapes} if scrapes else {}), Rules())
+def remains(
+    broker: Snapshot | None = None, *pools: Pool, scrapes: tuple[Scrape, ...] = (), lossless: bool = True
+) -> list[Finding]:
+    run = Run({}, {}, broker or Snapshot(), pools, {"w0": scrapes} if scrapes else {})
+    return check(run, Rules(lossless=lossless))
 
 
 def log_of(*entries: LogEntry) -> list[str]:
@@ -34,7 +37,9 @@ class TestRemains:
     def test_right(self) -> None:
         keys = {"job:r": Key("hash", 9), "log:r": Key("stream", 9), "workers": Key("zset", None)}
         keys |= {"jobs:w0": Key("stream", None), "gateway:g": Key("string", 3000)}
-        broker = Snapshot(keys, {"w0": Stream(0, 0)}, {"r": JobFacts("ended", 1, 1)}, ledger={"accepted": 1, "dead": 1})
+        broker = Snapshot(
+            keys, {"w0": Stream(0, 0)}, {"r": JobFacts("ended", 1, 1)}, ledger={"accepted": 1, "expired": 1}
+        )
         assert remains(broker, Pool("w0", 9, 4, 5, 0)) == []
 
     def test_the_broker(self) -> None:
@@ -53,10 +58,15 @@ class TestRemains:
         ]
 
     def test_the_ledger(self) -> None:
-        lost = remains(Snapshot(ledger={"accepted": 5, "finished": 3, "dead": 1, "in_flight": 0}))
-        assert lost == [Finding("I1", "ledger", "ledger", "5 accepted, but 1 dead + 3 finished + 0 in flight")]
+        lost = remains(Snapshot(ledger={"accepted": 5, "finished": 3, "expired": 1, "in_flight": 0}))
+        assert lost == [Finding("I1", "ledger", "ledger", "5 accepted, but 1 expired + 3 finished + 0 in flight")]
         flying = remains(Snapshot(ledger={"accepted": 5, "finished": 3, "in_flight": 2}))
         assert flying == [Finding("I1", "ledger", "ledger", "2 of 5 still in flight")]
+
+    def test_a_ledger_with_ends_that_must_not_be(self) -> None:
+        broker = Snapshot(ledger={"accepted": 6, "finished": 3, "failed": 2, "dead": 1, "in_flight": 0})
+        assert remains(broker) == [Finding("I1", "ledger fails", "ledger", "2 failed and 1 dead, of 6 accepted")]
+        assert remains(broker, lossless=False) == []
 
     def test_pools(self) -> None:
         assert remains(None, Pool("w0", 9, 4, 5, 1)) == [

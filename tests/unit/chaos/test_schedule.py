@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.chaos.schedule import BROKER, GATEWAY, NATURES, WORKER, Fault, Kind, Plan, Schedule, draw
+from bench.chaos.schedule import (
+    BROKER,
+    GATEWAY,
+    NATURES,
+    WORKER,
+    WORKERS,
+    Fault,
+    Kind,
+    Plan,
+    Schedule,
+    draw,
+    recovery_s,
+)
 
 PLAN = Plan(60.0, ("w0", "w1", "w2"), ("g0", "g1"))
 PLANS = st.builds(
@@ -26,8 +38,7 @@ PLANS = st.builds(
 
 def over(plan: Plan, fault: Fault) -> float:
     """When the target has recovered."""
-    nature = NATURES[fault.kind]
-    return fault.at_s + fault.duration_s + (plan.start_s if nature.restarts else nature.settles_s)
+    return fault.at_s + fault.duration_s + recovery_s(NATURES[fault.kind], plan)
 
 
 def lasting(schedule: Schedule) -> list[Fault]:
@@ -38,7 +49,7 @@ def lasting(schedule: Schedule) -> list[Fault]:
 @given(st.integers(0, 2**32), PLANS)
 def test_rules(seed: int, plan: Plan) -> None:
     schedule = draw(seed, plan)
-    names = {WORKER: plan.workers, GATEWAY: plan.gateways, BROKER: (BROKER,)}
+    names = {WORKER: plan.workers, GATEWAY: plan.gateways, BROKER: (BROKER,), WORKERS: (WORKERS,)}
     for fault in schedule.faults:
         nature = NATURES[fault.kind]
         assert fault.kind in plan.kinds
@@ -60,6 +71,18 @@ def test_nobody_has_two_faults_at_once_and_one_of_each_is_left_alone(seed: int, 
         if not plan.all_at_once:
             assert not set(plan.workers) <= active
             assert not set(plan.gateways) <= active
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), PLANS)
+def test_while_workers_are_restarted_in_turn_nothing_else_strikes_one(seed: int, plan: Plan) -> None:
+    plan = replace(plan, kinds=(*plan.kinds, Kind.WORKERS_ROLL))
+    faults = lasting(draw(seed, plan))
+    of_workers = [fault for fault in faults if fault.target in (*plan.workers, WORKERS)]
+    for roll in (fault for fault in of_workers if fault.kind is Kind.WORKERS_ROLL):
+        for other in of_workers:
+            assert other is roll or other.at_s >= over(plan, roll) - 0.01 or over(plan, other) <= roll.at_s + 0.01
+        assert over(plan, roll) == roll.at_s + plan.start_s * len(plan.workers)
 
 
 def test_the_same_for_the_same_seed() -> None:

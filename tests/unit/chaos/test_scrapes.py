@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from bench.chaos.remains import HITS, QUERIES
+from bench.chaos.snapshot import IDLE_GAUGES, parse_scrape
 from gateway.metrics import Metrics
-from tests.chaos.remains import HITS, QUERIES
-from tests.chaos.snapshot import IDLE_GAUGES, parse_scrape
 from worker.metrics import WorkerMetrics
 
 

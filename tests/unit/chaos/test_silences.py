@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.history import GENERATE, Call, Called, Came, Ended, Invoked, Request
-from tests.chaos.silences import longest_silence, silences
+from bench.chaos.history import GENERATE, Call, Called, Came, Ended, Invoked, Request
+from bench.chaos.silences import longest_silence, silences
 
 
 def request(*calls: list[tuple[float, int, int]], name: str = "r", finish: str = "STOP") -> Request:

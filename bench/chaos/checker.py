@@ -9,19 +9,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tests.chaos.codes import check_codes
-from tests.chaos.evidence import Answer, Choice, Rules, Run
-from tests.chaos.history import BAD
-from tests.chaos.remains import check_log, check_log_tokens, check_remains
-from tests.chaos.streams import accepted, check_answer, check_ends, check_streams, seen_of, timed_out
+from bench.chaos.codes import check_codes
+from bench.chaos.evidence import Answer, Choice, Rules, Run
+from bench.chaos.history import BAD
+from bench.chaos.remains import check_log, check_log_tokens, check_remains
+from bench.chaos.streams import accepted, check_answer, check_ends, check_streams, seen_of, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tests.chaos.findings import Finding
-    from tests.chaos.history import Request
+    from bench.chaos.findings import Finding
+    from bench.chaos.history import Request
 
 
 class NoOracle(Exception):  # noqa: N818 - says what is missing
@@ -36,7 +36,7 @@ def check(run: Run, rules: Rules) -> list[Finding]:
     for request_id, log in run.broker.logs.items():
         job = run.broker.jobs.get(request_id)
         found.update(check_log(request_id, log, job.choices if job else 1))
-    found.update(check_remains(run))
+    found.update(check_remains(run, rules))
     return sorted(found)
 
 
@@ -88,6 +88,12 @@ class Figures:
     """Took more than one call."""
     resumed: int = 0
     """More than one attempt."""
+    rehomed: int = 0
+    """Jobs that gateways moved to another worker, as far as their last scrapes tell."""
+    resubmitted: int = 0
+    """Jobs that gateways submitted again, because the broker had lost them; likewise."""
+    fenced: int = 0
+    """Writes that came too late, and were refused; likewise, of workers."""
     tokens: int = 0
     failed: int = 0
     """Accepted, and ended by an error."""
@@ -110,6 +116,16 @@ _OF: Mapping[str, frozenset[tuple[str, str]]] = {
 }
 
 
+REHOMED: Final = 'octavo_gateway_rehomed_total{outcome="moved"}'
+RESUBMITTED: Final = "octavo_gateway_resubmitted_total"
+FENCED: Final = "octavo_fenced_total"
+
+
+def counted(run: Run, name: str) -> int:
+    """Of a counter, the sum over all lives of all processes, as each was scraped last."""
+    return round(sum(pages[-1].counters.get(name, 0.0) for pages in run.scrapes.values() if pages))
+
+
 def figures(run: Run, findings: Sequence[Finding]) -> Figures:
     """What is told at the end of a run."""
     good = [request for request in run.requests.values() if request.invoked.role != BAD]
@@ -125,6 +141,9 @@ def figures(run: Run, findings: Sequence[Finding]) -> Figures:
         refused=len(good) - len(taken),
         reattached=sum(len(request.streams) > 1 for request in good),
         resumed=sum(max(attempts, default=0) > 1 for attempts in used.values()),
+        rehomed=counted(run, REHOMED),
+        resubmitted=counted(run, RESUBMITTED),
+        fenced=counted(run, FENCED),
         failed=sum(any(one.finish == "ERROR" for one in seen[request.id]) for request in taken),
         expired=sum(timed_out(request) and not all(one.whole for one in seen[request.id]) for request in taken),
         tokens=sum(len(one.tokens) for each in seen.values() for one in each),

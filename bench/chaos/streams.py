@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.findings import Finding
-from tests.chaos.history import BAD, CANCEL, PROBE
+from bench.chaos.findings import Finding
+from bench.chaos.history import BAD, CANCEL, PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.evidence import Answer, Rules, Run
-    from tests.chaos.history import Call, Came, Request
+    from bench.chaos.evidence import Answer, Rules, Run
+    from bench.chaos.history import Call, Came, Request
 
 WHOLE: Final = frozenset({"STOP", "LENGTH"})
 """Finishes of an answer that is all there."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.findings import Finding
-from tests.chaos.history import ATTACH, BAD, CANCEL, PROBE
-from tests.chaos.streams import seen_of, timed_out
+from bench.chaos.findings import Finding
+from bench.chaos.history import ATTACH, BAD, CANCEL, PROBE
+from bench.chaos.streams import seen_of, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.chaos.history import Call, Request
+    from bench.chaos.history import Call, Request
 
 OURS: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 """What a good request may meet at any time: to be tried again."""
@@ -35,10 +35,16 @@ def _check_status(request: Request, call: Call, where: str) -> Iterator[Finding]
     status, message = call.ended.status, call.ended.message[:200]
     if call.began.verb != CANCEL and status == "OK" and any(chunk.finish == "ERROR" for chunk in call.chunks):
         yield Finding("I7", "wrong class", where, "OK for a request that ended with an error")
-    elif status == "RESOURCE_EXHAUSTED" and call.ended.retry_after_ms is None:
-        yield Finding("I7", "no RetryInfo", where, f"RESOURCE_EXHAUSTED: {message}")
+    elif _is_to_be_tried_again(call) and call.ended.retry_after_ms is None:
+        yield Finding("I7", "no RetryInfo", where, f"{status}: {message}")
     elif status != "OK" and status not in OURS and not _own_doing(request, call, status):
         yield Finding("I7", "wrong class", where, f"{status} for a good request: {message}")
+
+
+def _is_to_be_tried_again(call: Call) -> bool:
+    """Whether the service itself turned the caller away: unlike a connection that broke, it knows for how long."""
+    failed = any(chunk.finish == "ERROR" for chunk in call.chunks)
+    return call.status == "RESOURCE_EXHAUSTED" or (call.status == "UNAVAILABLE" and failed)
 
 
 def _own_doing(request: Request, call: Call, status: str) -> bool:

@@ -17,7 +17,7 @@ from kvstore.embedded import EmbeddedBroker
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.chaos.proxy import Proxy
+    from bench.chaos.proxy import Proxy
 
 OPTIONS: Final = {
     "appendonly": "yes",

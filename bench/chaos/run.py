@@ -15,32 +15,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.chaos.checker import Figures, check, figures, oracle_of
-from tests.chaos.driver import Driver, Habits
-from tests.chaos.evidence import Rules, Run
-from tests.chaos.findings import INVARIANTS, told
-from tests.chaos.fleet import ChaosFleet
-from tests.chaos.history import Recorder, gather
-from tests.chaos.mutations import good_part, prove, table
-from tests.chaos.nemesis import Nemesis
-from tests.chaos.schedule import LOSING, Kind, Plan, draw
-from tests.chaos.server import Server
-from tests.chaos.silences import silences
-from tests.chaos.snapshot import is_idle, pools, scrape, snapshot
-from tests.chaos.traffic import bad_payloads, payloads
-from tests.support.waiting import until
+from bench.chaos.checker import Figures, check, figures, oracle_of
+from bench.chaos.driver import Driver, Habits
+from bench.chaos.evidence import Rules, Run
+from bench.chaos.findings import INVARIANTS, told
+from bench.chaos.fleet import ChaosFleet
+from bench.chaos.history import Recorder, gather
+from bench.chaos.mutations import good_part, prove, table
+from bench.chaos.nemesis import Nemesis
+from bench.chaos.schedule import LOSING, Kind, Plan, draw
+from bench.chaos.server import Server
+from bench.chaos.silences import silences
+from bench.chaos.snapshot import is_idle, pools, scrape, snapshot
+from bench.chaos.traffic import bad_payloads, payloads
+from bench.chaos.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from bench.chaos.evidence import Answer, Scrape
+    from bench.chaos.findings import Finding
+    from bench.chaos.mutations import Proof
+    from bench.chaos.nemesis import Struck
+    from bench.chaos.schedule import Schedule
     from ops.child import LineSink
     from ops.config import FleetConfig
-    from tests.chaos.evidence import Answer, Scrape
-    from tests.chaos.findings import Finding
-    from tests.chaos.mutations import Proof
-    from tests.chaos.nemesis import Struck
-    from tests.chaos.schedule import Schedule
 
 SCRAPE_EVERY_S: Final = 2.0
 IDLE_S: Final = 15.0
@@ -188,7 +188,7 @@ async def _on_fleet(
     with (folder / "history.jsonl").open("w") as out:
         recorder = Recorder(out)
         struck = await _under_faults(config, fleet, schedule, recorder, watch, note)
-    return schedule, struck, await _evidence(fleet, recorder, oracle, watch)
+    return schedule, struck, await evidence(fleet, recorder, oracle, watch)
 
 
 async def _ask_without_faults(config: ChaosConfig, fleet: ChaosFleet) -> dict[str, Answer]:
@@ -230,7 +230,7 @@ async def _under_faults(
     return striking.result()
 
 
-async def _evidence(fleet: ChaosFleet, recorder: Recorder, oracle: Mapping[str, Answer], watch: Watch) -> Run:
+async def evidence(fleet: ChaosFleet, recorder: Recorder, oracle: Mapping[str, Answer], watch: Watch) -> Run:
     broker = await fleet.server.connect(fleet.config.namespace)
     try:
         with suppress(TimeoutError):  # what is left is found

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.places import at, is_whole, last_calls, with_tokens
+from bench.chaos.places import at, is_whole, last_calls, with_tokens
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from tests.chaos.evidence import Run
-    from tests.chaos.history import Call, Request
+    from bench.chaos.evidence import Run
+    from bench.chaos.history import Call, Request
 
 OTHER: Final = 7_777_777
 """A token that no answer has."""
@@ -96,6 +96,22 @@ def usage_counts_twice(run: Run, numbers: random.Random) -> Run | None:
     return at(run, numbers, last_calls, change)
 
 
+def uncounted_attempt(run: Run, numbers: random.Random) -> Run | None:
+    """A worker took over, and usage does not tell."""
+
+    def places(request: Request) -> Iterator[tuple[Call, int]]:
+        attempts = [entry.attempt for entry in run.broker.logs.get(request.id, ())]
+        usages = [call for call in request.streams if call.usage is not None]
+        if max(attempts, default=0) > 1 and len(usages) == 1:
+            yield usages[0], 0
+
+    def change(call: Call, _: int) -> None:
+        assert call.usage is not None
+        call.usage = replace(call.usage, attempts=1)
+
+    return at(run, numbers, places, change)
+
+
 CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...]] = (
     ("I2", dropped_tokens),
     ("I2", repeated_tokens),
@@ -103,4 +119,5 @@ CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...
     ("I3", lost_token_hidden),
     ("I2", changed_text),
     ("I2", usage_counts_twice),
+    ("I2", uncounted_attempt),
 )

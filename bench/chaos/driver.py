@@ -1,8 +1,9 @@
 """Clients: they send requests at a rate to a list of gateways, go on elsewhere when a call breaks, and record it all.
 
 A client knows what a user's client knows: a call that ends with UNAVAILABLE and without a terminal chunk was cut off,
-and its request may go on; asked for again under its id, at any gateway, it does. Terminal chunks are the end, whatever
-they say. RESOURCE_EXHAUSTED is asked for again after a while.
+and its request may go on. Any gateway goes on with it, from the first token that the client lacks (Attach); where none
+knows it, because it was never accepted or the broker has lost it, it is sent again under its id. Terminal chunks are
+the end, whatever they say. RESOURCE_EXHAUSTED is asked for again after a while.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc
 import grpc.aio
 
+from bench.chaos.history import ATTACH, BAD, CANCEL, GENERATE, LOAD, PROBE, Called, Came, Ended, Invoked, Recorder, Used
+from bench.chaos.retry_info import retry_after_ms
 from octavo.v1 import inference_pb2, inference_pb2_grpc
-from tests.chaos.history import BAD, CANCEL, GENERATE, LOAD, PROBE, Called, Came, Ended, Invoked, Recorder, Used
-from tests.chaos.retry_info import retry_after_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from tests.chaos.traffic import Payload
+    from bench.chaos.traffic import Payload
 
 AGAIN: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 PAUSE_S: Final = (0.05, 1.0)
@@ -57,6 +58,16 @@ def by_replay(
     return GENERATE, {}, stub.Generate(request, timeout=timeout)
 
 
+def by_attach(
+    stub: Any, request: inference_pb2.GenerateRequest, have: Mapping[int, int], timeout: float
+) -> tuple[str, dict[int, int], Any]:
+    """What the client lacks; with nothing yet, the request again."""
+    if not have:
+        return by_replay(stub, request, have, timeout)
+    asked = inference_pb2.AttachRequest(request_id=request.request_id, after=have)
+    return ATTACH, dict(have), stub.Attach(asked, timeout=timeout)
+
+
 @dataclass(frozen=True, slots=True)
 class Habits:
     """How clients behave."""
@@ -68,7 +79,7 @@ class Habits:
     """Share of requests that are cancelled after some tokens."""
     bad: float = 0.05
     """Share of requests that are to be refused."""
-    go_on: GoOn = by_replay
+    go_on: GoOn = by_attach
 
 
 @dataclass(slots=True)
@@ -81,6 +92,8 @@ class _Progress:
     calls: int = 0
     have: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    unknown: bool = False
+    """The last gateway that was asked to go on knew nothing of it."""
     cancel_at: int | None = None
     """Tokens after which it is cancelled."""
     cancelling: asyncio.Task[None] | None = None
@@ -166,7 +179,9 @@ class Driver:
         pause = PAUSE_S[0]
         while True:
             ended = await self._call(progress, target)
-            if ended is None or ended.status not in AGAIN or len(progress.ended) == payload.n:
+            if ended is None or len(progress.ended) == payload.n:
+                break
+            if ended.status not in AGAIN and not progress.unknown:
                 break
             told = (ended.retry_after_ms or 0) / 1000
             wait = max(told, pause * self._numbers.uniform(0.5, 1.0))
@@ -187,7 +202,8 @@ class Driver:
         number, left = progress.calls, progress.until - time.monotonic()
         progress.calls += 1
         request_id = progress.request.request_id
-        verb, after, call = self.habits.go_on(self._stubs[target], progress.request, progress.have, left)
+        go_on = by_replay if progress.unknown else self.habits.go_on
+        verb, after, call = go_on(self._stubs[target], progress.request, progress.have, left)
         self.recorder.note(Called(request_id, number, time.monotonic(), verb, target, after))
         # What a replay brings again is counted again.
         progress.have = dict(after)
@@ -203,6 +219,7 @@ class Driver:
             call.cancel()
         if ended is not None:
             self.recorder.note(ended)
+            progress.unknown = verb == ATTACH and ended.status == "NOT_FOUND"
         return ended
 
     def _take(self, progress: _Progress, number: int, response: inference_pb2.GenerateResponse) -> None:

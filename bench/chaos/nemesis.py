@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import psutil
 
+from bench.chaos.duplicates import duplicate
+from bench.chaos.schedule import Kind
 from kvstore.errors import KvError
 from kvstore.scripts import load_scripts
-from tests.chaos.duplicates import duplicate
-from tests.chaos.schedule import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+    from bench.chaos.proxy import Proxy
+    from bench.chaos.schedule import Fault
     from kvstore.client import Broker
-    from tests.chaos.proxy import Proxy
-    from tests.chaos.schedule import Fault
 
 SLOW_S: Final = 0.2
 TORN_S: Final = 1.0
@@ -34,12 +34,19 @@ DONE: Final = "done"
 class Processes(Protocol):
     """Who is who now: a process that was started again has another pid."""
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Their names."""
+
     def pid(self, name: str) -> int | None:
         """None while there is none."""
 
+    async def until_back(self, name: str, pid: int) -> None:
+        """Until another life of it than that of ``pid`` serves. Raises TimeoutError."""
+
 
 class Killable(Protocol):
-    """The broker's server, as ``tests.chaos.server.Server``."""
+    """The broker's server, as ``bench.chaos.server.Server``."""
 
     @property
     def running(self) -> bool: ...
@@ -131,6 +138,7 @@ class Nemesis:
             Kind.GATEWAY_KILL: self._kill,
             Kind.WORKER_TERM: self._term,
             Kind.GATEWAY_TERM: self._term,
+            Kind.WORKERS_ROLL: self._roll,
             Kind.WORKER_FREEZE: self._freeze,
             Kind.GATEWAY_FREEZE: self._freeze,
             Kind.WORKER_CUT: lambda fault: self._cut([self._proxies[fault.target]], fault),
@@ -152,24 +160,36 @@ class Nemesis:
     def _now(self) -> float:
         return asyncio.get_running_loop().time() - self._began
 
-    def _process(self, fault: Fault) -> psutil.Process:
-        pid = self._processes.pid(fault.target)
+    def _process(self, name: str) -> psutil.Process:
+        pid = self._processes.pid(name)
         if pid is None:
-            raise Skipped(f"{fault.target} does not run")
+            raise Skipped(f"{name} does not run")
         return psutil.Process(pid)
 
     async def _kill(self, fault: Fault) -> str:
-        process = self._process(fault)
+        process = self._process(fault.target)
         process.kill()
         return f"pid {process.pid}"
 
     async def _term(self, fault: Fault) -> str:
-        process = self._process(fault)
+        process = self._process(fault.target)
         process.terminate()
         return f"pid {process.pid}"
 
+    async def _roll(self, _: Fault) -> str:
+        rolled = []
+        for name in self._processes.workers:
+            process = self._process(name)
+            process.terminate()
+            try:
+                await self._processes.until_back(name, process.pid)
+            except TimeoutError:
+                raise Skipped(f"{name} (pid {process.pid}) did not come back") from None
+            rolled.append(f"{name} (pid {process.pid})")
+        return ", then ".join(rolled)
+
     async def _freeze(self, fault: Fault) -> str:
-        process = self._process(fault)
+        process = self._process(fault.target)
         process.suspend()
         self._frozen[fault.target] = process
         await asyncio.sleep(fault.duration_s)

@@ -11,15 +11,15 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos import mutations_of_ends, mutations_of_remains, mutations_of_tokens
-from tests.chaos.checker import check
-from tests.chaos.history import LOAD
-from tests.chaos.remains import PER_REQUEST
+from bench.chaos import mutations_of_ends, mutations_of_remains, mutations_of_tokens
+from bench.chaos.checker import check
+from bench.chaos.history import LOAD
+from bench.chaos.remains import PER_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.chaos.evidence import Rules, Run
+    from bench.chaos.evidence import Rules, Run
 
     Change = Callable[[Run, random.Random], Run | None]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tests.chaos.history import Request
+    from bench.chaos.history import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Snapshot:
     loads: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What is still charged, by ``worker:incarnation``."""
     ledger: Mapping[str, int] = field(default_factory=dict)
-    """Counts by name; empty where the broker keeps none."""
+    """Counts by name, those of finished ones without faults too; empty where the broker keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,8 @@ class Rules:
     """What is right in this run, where that is not the same in all."""
 
     lossless: bool = True
-    """An accepted request may fail only by its own deadline. False: also with UNAVAILABLE, as without resuming."""
+    """An accepted request may fail only by its own deadline: a schedule that leaves one worker alone, and the broker
+    away for seconds, is no excuse for anything. False: also with UNAVAILABLE, as where no worker is there for long."""
     ample_deadlines: bool = False
     """Deadlines are far longer than any fault: an accepted request that meets its own was as good as lost."""
     broker_loses: bool = False

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.chaos.history import LOAD, PROBE, Call, Request
-from tests.chaos.streams import seen_of
+from bench.chaos.history import LOAD, PROBE, Call, Request
+from bench.chaos.streams import seen_of
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from tests.chaos.evidence import Run
-    from tests.chaos.history import Came
+    from bench.chaos.evidence import Run
+    from bench.chaos.history import Came
 
 
 def at(

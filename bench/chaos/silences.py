@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from bench.chaos.history import BAD
+from bench.chaos.streams import seen_of
 from bench.stats import percentile
-from tests.chaos.history import BAD
-from tests.chaos.streams import seen_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.chaos.history import Request
+    from bench.chaos.history import Request
 
 
 def longest_silence(request: Request) -> float | None:

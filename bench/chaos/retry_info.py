@@ -12,17 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 DETAILS: Final = "grpc-status-details-bin"
+PLAIN: Final = ("retry-after-ms", "grpc-retry-pushback-ms")
+"""The same in plain metadata, for clients that read no details."""
 RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 
 
 def retry_after_ms(metadata: Iterable[tuple[str, str | bytes]] | None) -> int | None:
-    """Of trailing metadata; None when nothing was told, or nothing that can be read."""
+    """Of trailing metadata: of the details, or else of what stands there plainly. None when nothing was told, or
+    nothing that can be read."""
+    plain = None
     for name, value in metadata or ():
         if name == DETAILS and isinstance(value, bytes):
             for detail in _fields(value, 3):
                 if (told := _delay_of(detail)) is not None:
                     return told
-    return None
+        elif name in PLAIN and isinstance(value, str) and value.isascii() and value.isdigit():
+            plain = int(value) if plain is None else plain
+    return plain
 
 
 def _delay_of(detail: bytes) -> int | None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.history import ATTACH, BAD, CANCEL, LOAD, PROBE, Call, Called, Came, Ended, Request
-from tests.chaos.mutations_of_tokens import OTHER
-from tests.chaos.places import at, copied, is_whole, last_calls, of_role, put, with_tokens
-from tests.chaos.streams import WHOLE, seen_of
+from bench.chaos.history import ATTACH, BAD, CANCEL, LOAD, PROBE, Call, Called, Came, Ended, Request
+from bench.chaos.mutations_of_tokens import OTHER
+from bench.chaos.places import at, copied, is_whole, last_calls, of_role, put, with_tokens
+from bench.chaos.streams import WHOLE, seen_of
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from tests.chaos.evidence import Run
+    from bench.chaos.evidence import Run
 
 
 def double_finish(run: Run, numbers: random.Random) -> Run | None:
@@ -70,7 +70,7 @@ def ends_in_two_ways(run: Run, numbers: random.Random) -> Run | None:
     again = Call(Called(request.id, number, last.ended.at, ATTACH, last.began.target, have))
     end = Came(request.id, number, last.ended.at, choice=0, start=have[0], finish="ERROR")
     again.chunks.append(end)
-    again.ended = replace(last.ended, call=number, status="UNAVAILABLE")
+    again.ended = replace(last.ended, call=number, status="UNAVAILABLE", retry_after_ms=1000)
     request.calls.append(again)
     return put(run, request)
 

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 
+from bench.chaos.proxy import Proxy
+from bench.chaos.waiting import until
 from ops.client import Client
 from ops.config import usable_cores
 from ops.fleet import STOP_MARGIN_S, Member
 from ops.tasks import all_or_first_error, cancel_all
-from tests.chaos.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from bench.chaos.server import Server
     from ops.child import LineSink
     from ops.config import FleetConfig
-    from tests.chaos.server import Server
 
 SERVED_S: Final = 60.0
 """From the start, or from the end of the faults, until every gateway sees every worker."""
@@ -68,6 +69,15 @@ class ChaosFleet:
         """None while it does not run."""
         child = self.members[name].child
         return child.pid if child.running else None
+
+    async def until_back(self, name: str, pid: int) -> None:
+        """Until another life of it than that of ``pid`` is ready. Raises TimeoutError after SERVED_S."""
+
+        async def back() -> bool:
+            child = self.members[name].child
+            return child.running and child.pid != pid and bool(child.ready)
+
+        await until(back, within_s=SERVED_S)
 
     def endpoints(self) -> Mapping[str, str]:
         """HOST:PORT of the metrics of those that run and are ready, by ``name/pid``: a life of its own."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.chaos.evidence import Key, LogEntry, Pool, Run, Scrape, Stream
-from tests.chaos.remains import HITS, QUERIES
+from bench.chaos.evidence import Key, LogEntry, Pool, Run, Scrape, Stream
+from bench.chaos.remains import HITS, LOST, QUERIES
 
 if TYPE_CHECKING:
     import random
@@ -89,6 +89,18 @@ def miscounted_ledger(run: Run, numbers: random.Random) -> Run | None:
     return _broker(run, ledger=ledger)
 
 
+def failure_that_no_client_saw(run: Run, numbers: random.Random) -> Run | None:
+    """The sum is right, but a job that was accepted ended in a way that it must not."""
+    ledger = dict(run.broker.ledger)
+    ends = [name for name in ("finished", "cancelled", "expired") if ledger.get(name)]
+    if not ends:
+        return None
+    lost = numbers.choice(LOST)
+    ledger[numbers.choice(ends)] -= 1
+    ledger[lost] = ledger.get(lost, 0) + 1
+    return _broker(run, ledger=ledger)
+
+
 def leaked_block(run: Run, numbers: random.Random) -> Run | None:
     """In use by nobody."""
 
@@ -167,6 +179,7 @@ CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...
     ("I2", log_with_a_hole),
     ("I1", log_with_a_second_end),
     ("I1", miscounted_ledger),
+    ("I1", failure_that_no_client_saw),
     ("I5", leaked_block),
     ("I5", lost_block),
     ("I6", sequence_that_never_ends),

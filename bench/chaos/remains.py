@@ -5,20 +5,22 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.findings import Finding
-from tests.chaos.streams import seen_of
+from bench.chaos.findings import Finding
+from bench.chaos.streams import seen_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from tests.chaos.evidence import Answer, LogEntry, Pool, Rules, Run, Scrape, Snapshot
-    from tests.chaos.history import Request
+    from bench.chaos.evidence import Answer, LogEntry, Pool, Rules, Run, Scrape, Snapshot
+    from bench.chaos.history import Request
 
 LASTING: Final = ("workers", "jobs:", "dead", "ledger")
 """What may stay in the broker for ever, or as long as a worker lives."""
 PER_REQUEST: Final = ("job:", "log:")
 ACCEPTED: Final = "accepted"
 IN_FLIGHT: Final = "in_flight"
+LOST: Final = ("failed", "dead")
+"""Ends that nothing in a run without poison is an excuse for."""
 HITS: Final = 'octavo_prefix_tokens_total{result="hit"}'
 QUERIES: Final = 'octavo_prefix_tokens_total{result="queried"}'
 
@@ -63,6 +65,10 @@ def check_log_tokens(request: Request, log: tuple[LogEntry, ...], oracle: Answer
         unknown = sorted(set(one.tokens) - set(placed.get(choice, {})))
         if unknown and (one.whole or not rules.broker_loses):
             yield Finding("I2", "not in the log", where, f"choice {choice}: the client has tokens {unknown[:5]}")
+    used = [call.usage.attempts for call in request.streams if call.usage]
+    attempts = max((entry.attempt for entry in log), default=0)
+    if used and max(used) < attempts:
+        yield Finding("I2", "usage", where, f"{max(used)} attempts told, the log has {attempts}")
 
 
 def check_broker(snapshot: Snapshot) -> Iterator[Finding]:
@@ -93,8 +99,9 @@ def _told(name: str, snapshot: Snapshot) -> bool:
     return (job is not None and job.state != "ended") or (load is not None and any(load.values()))
 
 
-def check_ledger(ledger: Mapping[str, int]) -> Iterator[Finding]:
-    """I1, counted by the broker: what was accepted has ended in one way or another."""
+def check_ledger(run: Run, rules: Rules) -> Iterator[Finding]:
+    """I1, counted by the broker: what was accepted has ended, in ways that are right, and as well as clients saw."""
+    ledger = run.broker.ledger
     if not ledger:
         return
     ended = {name: count for name, count in ledger.items() if name not in (ACCEPTED, IN_FLIGHT)}
@@ -104,6 +111,14 @@ def check_ledger(ledger: Mapping[str, int]) -> Iterator[Finding]:
         yield Finding("I1", "ledger", "ledger", f"{accepted} accepted, but {parts} + {flying} in flight")
     elif flying:
         yield Finding("I1", "ledger", "ledger", f"{flying} of {accepted} still in flight")
+    if rules.lossless and any(ended.get(name) for name in LOST):
+        lost = " and ".join(f"{ended[name]} {name}" for name in LOST if ended.get(name))
+        yield Finding("I1", "ledger fails", "ledger", f"{lost}, of {accepted} accepted")
+    whole = sum(all(one.whole for one in seen_of(request)) for request in run.requests.values())
+    if not rules.broker_loses and ended.get("finished", 0) < whole:
+        yield Finding(
+            "I1", "ledger lacks", "ledger", f"{ended.get('finished', 0)} finished, clients have {whole} whole"
+        )
 
 
 def check_pool(pool: Pool) -> Iterator[Finding]:
@@ -133,10 +148,10 @@ def check_scrapes(life: str, scrapes: tuple[Scrape, ...]) -> Iterator[Finding]:
             return
 
 
-def check_remains(run: Run) -> Iterator[Finding]:
+def check_remains(run: Run, rules: Rules) -> Iterator[Finding]:
     """All of this module's checks but those of logs."""
     yield from check_broker(run.broker)
-    yield from check_ledger(run.broker.ledger)
+    yield from check_ledger(run, rules)
     for pool in run.pools:
         yield from check_pool(pool)
     for life, scrapes in run.scrapes.items():

@@ -2,7 +2,8 @@
 
 Rules, whatever the seed:
 
-* One worker and one gateway are always left alone, unless ``Plan.all_at_once``.
+* One worker and one gateway are always left alone, unless ``Plan.all_at_once``. In a rolling restart, which strikes all
+  workers, one of them is away at a time, and nothing else strikes a worker.
 * A process has one fault at a time; so has the broker.
 * The first seconds and the last are quiet, and whatever strikes is healed before the last begin.
 * Each kind that is asked for strikes before any strikes again, as far as time allows.
@@ -28,6 +29,8 @@ class Kind(StrEnum):
     WORKER_FREEZE = "worker-freeze"
     """SIGSTOP, and SIGCONT after the duration."""
     WORKER_TERM = "worker-term"
+    WORKERS_ROLL = "workers-roll"
+    """All are told to end, one after the other, each when the one before it is back."""
     WORKER_CUT = "worker-cut"
     """No byte passes between it and the broker, either way; connections stay open."""
     GATEWAY_KILL = "gateway-kill"
@@ -58,6 +61,8 @@ class Kind(StrEnum):
 WORKER: Final = "worker"
 GATEWAY: Final = "gateway"
 BROKER: Final = "broker"
+WORKERS: Final = "workers"
+"""All of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,11 @@ class Nature:
     """What is true of all faults of a kind."""
 
     scope: str
-    """WORKER, GATEWAY or BROKER: whom it strikes."""
+    """WORKER, GATEWAY, BROKER or WORKERS: whom it strikes."""
     shortest_s: float = 0.0
     longest_s: float = 0.0
     restarts: bool = False
-    """The process has to start again, which takes ``Plan.start_s`` from the end of the duration on."""
+    """The process has to start again, which takes ``Plan.start_s`` after the duration; of WORKERS, each of them."""
     settles_s: float = 0.0
     """After the duration, until the next fault of its target."""
     instant: bool = False
@@ -80,6 +85,7 @@ NATURES: Final[Mapping[Kind, Nature]] = {
     Kind.WORKER_KILL: Nature(WORKER, restarts=True),
     Kind.WORKER_FREEZE: Nature(WORKER, 2.0, 15.0),
     Kind.WORKER_TERM: Nature(WORKER, restarts=True),
+    Kind.WORKERS_ROLL: Nature(WORKERS, restarts=True),
     Kind.WORKER_CUT: Nature(WORKER, 2.0, 10.0),
     Kind.GATEWAY_KILL: Nature(GATEWAY, restarts=True),
     Kind.GATEWAY_FREEZE: Nature(GATEWAY, 2.0, 10.0),
@@ -108,7 +114,7 @@ class Fault:
     at_s: float
     kind: Kind
     target: str
-    """Name of a process; BROKER for all others."""
+    """Name of a process, WORKERS or BROKER."""
     duration_s: float = 0.0
     """0: it is done at once; what it ended has to come back by itself."""
 
@@ -154,6 +160,13 @@ class Schedule:
         return {kind.value: kinds.count(kind.value) for kind in Kind if kind.value in kinds}
 
 
+def recovery_s(nature: Nature, plan: Plan) -> float:
+    """Seconds from the end of a fault's duration until its target may be struck again."""
+    if not nature.restarts:
+        return nature.settles_s
+    return plan.start_s * (len(plan.workers) if nature.scope == WORKERS else 1)
+
+
 def draw(seed: int, plan: Plan) -> Schedule:
     """The schedule of a seed. Raises ValueError for a plan without time or without anybody to strike."""
     if plan.seconds <= plan.warm_s + plan.calm_s:
@@ -188,19 +201,23 @@ class _Making:
         for kind in self._deck:
             nature = NATURES[kind]
             duration = self._numbers.uniform(nature.shortest_s, nature.longest_s)
-            until = now + duration + (self._plan.start_s if nature.restarts else nature.settles_s)
+            until = now + duration + recovery_s(nature, self._plan)
             targets = self._free(nature, now)
             if targets and until <= self._plan.seconds - self._plan.calm_s:
                 target = self._numbers.choice(targets)
                 self._deck.remove(kind)
                 if not nature.instant:
-                    self._busy_until[target] = until
+                    struck = self._plan.workers if target == WORKERS else (target,)
+                    self._busy_until.update(dict.fromkeys(struck, until))
                 self.faults.append(Fault(round(now, 3), kind, target, round(duration, 3)))
                 return
 
     def _free(self, nature: Nature, now: float) -> Sequence[str]:
         if nature.instant:
             return [BROKER]
+        if nature.scope == WORKERS:
+            workers = self._free(Nature(WORKER), now)
+            return [WORKERS] if len(workers) == len(self._plan.workers) else []
         whole = {WORKER: self._plan.workers, GATEWAY: self._plan.gateways, BROKER: (BROKER,)}[nature.scope]
         free = [name for name in whole if self._busy_until[name] <= now]
         if nature.scope != BROKER and not self._plan.all_at_once and len(free) < 2:

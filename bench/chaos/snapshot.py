@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.chaos.evidence import JobFacts, Key, LogEntry, Pool, Scrape, Snapshot, Stream
 from kvstore.errors import BrokerError
+from kvstore.jobs import Jobs
 from kvstore.keys import GROUP
 from kvstore.registry import Registry
 from kvstore.token_log import read
 from octavo.v1 import inference_pb2
-from tests.chaos.evidence import JobFacts, Key, LogEntry, Pool, Scrape, Snapshot, Stream
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
 
-LEDGER: Final = "ledger"
 IDLE_GAUGES: Final = ("octavo_streams", "octavo_worker_sequences", "octavo_queue_depth")
 """Families of gauges that are 0 in an idle process."""
 SCRAPE_S: Final = 5.0
@@ -30,7 +31,6 @@ async def snapshot(broker: Broker) -> Snapshot:
     prefix = broker.keys.prefix
     keys = await _keys(broker)
     jobs, logs, streams, loads = {}, {}, {}, {}
-    ledger: dict[str, int] = {}
     for name in list(keys):
         kind, _, rest = name.partition(":")
         if kind == "job" and (job := await _job(broker, prefix + name)) is not None:
@@ -41,9 +41,7 @@ async def snapshot(broker: Broker) -> Snapshot:
             streams[rest] = await _stream(broker, prefix + name)
         elif kind == "load":
             loads[rest] = await _counts(broker, prefix + name)
-        elif name == LEDGER:
-            ledger = await _counts(broker, prefix + name)
-    return Snapshot(keys, streams, jobs, logs, loads, ledger)
+    return Snapshot(keys, streams, jobs, logs, loads, asdict(await Jobs(broker).ledger()))
 
 
 async def is_quiet(broker: Broker) -> bool:

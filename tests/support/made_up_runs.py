@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.evidence import Answer, Choice, JobFacts, Key, LogEntry, Pool, Run, Scrape, Snapshot, Stream
-from tests.chaos.history import (
+from bench.chaos.evidence import Answer, Choice, JobFacts, Key, LogEntry, Pool, Run, Scrape, Snapshot, Stream
+from bench.chaos.history import (
     ATTACH,
     BAD,
     CANCEL,
@@ -26,7 +26,7 @@ from tests.chaos.history import (
     Request,
     Used,
 )
-from tests.chaos.remains import HITS, QUERIES
+from bench.chaos.remains import HITS, QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ class _Stage:
         digest = self.numbers.choice(sorted(self.oracle))
         answer = self.oracle[digest]
         self.pieces = _pieces(self.numbers, answer)
-        self.attempts = self.numbers.choice((1, 2, 3)) if story == "cut" else 1
+        self.attempts = self.numbers.choice((2, 3)) if story == "cut" else 1
         role = {"bad": BAD, "probe": PROBE}.get(story, LOAD)
         self.request = Request(
             Invoked(
@@ -251,7 +251,7 @@ class _Stage:
 
     def _keep(self, pieces: Sequence[_Piece], outside: str = "") -> None:
         """What the broker has of it: attempts follow on each other anywhere in the log."""
-        borders = sorted(self.numbers.randint(0, len(pieces)) for _ in range(self.attempts - 1))
+        borders = sorted(self.numbers.randrange(len(pieces)) for _ in range(self.attempts - 1))
         log = []
         for number, piece in enumerate(pieces):
             attempt = 1 + sum(border <= number for border in borders)

@@ -1,0 +1,278 @@
+"""`octavo bench recovery`: what clients see when a worker goes, in the ways that workers go.
+
+::
+
+    each payload once, alone, nothing fails: the right answers
+    each scenario: all streams at once -> every one has some tokens -> the strike -> all have ended -> the checker
+    in the end: what is left in the broker, the pools and the figures -> the checker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.chaos.checker import FENCED, check, oracle_of
+from bench.chaos.driver import Driver, Habits
+from bench.chaos.evidence import Rules, Run
+from bench.chaos.fleet import ChaosFleet
+from bench.chaos.history import Came, Recorder, gather
+from bench.chaos.nemesis import Nemesis
+from bench.chaos.recovery_figures import Outcome, attempts, errors, finished, recoveries
+from bench.chaos.run import Watch, evidence
+from bench.chaos.schedule import WORKERS, Fault, Kind
+from bench.chaos.server import Server
+from bench.chaos.snapshot import scrape
+from bench.chaos.traffic import Payload, payloads
+from bench.chaos.waiting import until
+from bench.machine import describe_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from bench.chaos.evidence import Answer
+    from bench.chaos.findings import Finding
+    from bench.chaos.history import Event
+    from ops.child import LineSink
+    from ops.config import FleetConfig
+
+RULES: Final = Rules(ample_deadlines=True)
+PAIR_S: Final = 0.5
+"""Between a gateway's death and a worker's."""
+FENCED_S: Final = 10.0
+"""For so long a worker that woke up is asked whether its late writes were refused."""
+
+
+class Scenario(StrEnum):
+    """How a worker goes."""
+
+    KILL = "kill"
+    """SIGKILL."""
+    PAIR = "pair"
+    """SIGKILL to a gateway, and to a worker half a second later."""
+    FREEZE = "freeze"
+    """SIGSTOP, and SIGCONT when its jobs have long been elsewhere."""
+    ROLL = "roll"
+    """SIGTERM to one worker after the other, under a steady load."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryConfig:
+    """One run. Times in seconds."""
+
+    scenarios: tuple[Scenario, ...] = tuple(Scenario)
+    streams: int = 64
+    """Half of them greedy, half seeded."""
+    tokens: int = 64
+    """Of each answer."""
+    after: int = 5
+    """Tokens that each stream has when its worker is struck."""
+    freeze_s: float = 15.0
+    rate: float = 2.0
+    """Requests per second of the steady load."""
+    deadline_s: float = 240.0
+    seed: int = 0
+
+
+class Milestone(Recorder):
+    """A recorder that says when so many requests have so many tokens each."""
+
+    def __init__(self, requests: int, tokens: int) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+        self._requests, self._tokens = requests, tokens
+        self._counts: Counter[str] = Counter()
+        self._there: set[str] = set()
+
+    def note(self, event: Event) -> None:
+        super().note(event)
+        if isinstance(event, Came):
+            self._counts[event.request] += len(event.tokens)
+            if self._counts[event.request] >= self._tokens:
+                self._there.add(event.request)
+            if len(self._there) >= self._requests:
+                self.reached.set()
+
+
+def streams_of(config: RecoveryConfig) -> list[Payload]:
+    """Payloads of one choice that all have the same number of tokens, so that none has ended when the strike comes."""
+    made = payloads(config.seed, config.streams, tokens=(config.tokens, config.tokens))
+    for payload in made:
+        payload.request.n = 1
+        payload.request.stopping.ignore_eos = True
+        payload.request.stopping.ClearField("stop")
+    return made
+
+
+def faults_of(
+    scenario: Scenario, config: RecoveryConfig, workers: Sequence[str], gateways: Sequence[str]
+) -> list[Fault]:
+    """What strikes whom, from the moment on that the streams have their tokens."""
+    worker, gateway = workers[0], gateways[0]
+    return {
+        Scenario.KILL: [Fault(0.0, Kind.WORKER_KILL, worker)],
+        Scenario.PAIR: [Fault(0.0, Kind.GATEWAY_KILL, gateway), Fault(PAIR_S, Kind.WORKER_KILL, worker)],
+        Scenario.FREEZE: [Fault(0.0, Kind.WORKER_FREEZE, worker, config.freeze_s)],
+        Scenario.ROLL: [Fault(0.0, Kind.WORKERS_ROLL, WORKERS)],
+    }[scenario]
+
+
+async def run_recovery(
+    config: RecoveryConfig, settings: FleetConfig, folder: Path, note: Callable[[str], None], sink: LineSink
+) -> dict[str, Any]:
+    """``folder`` gets the broker's data. What is printed as JSON. Raises ChildFailed and KvError when the fleet does
+    not start, NoOracle when it does not serve without faults, TimeoutError when it does not come back."""
+    machine = describe_machine()
+    server = Server(folder / "broker")
+    await server.start(empty=True)  # an earlier run may have used the folder
+    try:
+        async with ChaosFleet(settings, server, sink, note) as fleet:
+            asked = streams_of(config)
+            oracle = await _alone(config, fleet, asked, note)
+            watch = Watch(fleet.endpoints)
+            outcomes = [await _Scene(config, fleet, oracle, note).play(each, asked) for each in config.scenarios]
+            await watch.look()
+            left = await evidence(fleet, Recorder(), oracle, watch)
+    finally:
+        await server.stop()
+    return told(machine, outcomes, check(left, RULES))
+
+
+def told(machine: dict[str, Any], outcomes: Sequence[Outcome], left: Sequence[Finding]) -> dict[str, Any]:
+    """For JSON. ``left``: what was found in what all scenarios together have left behind."""
+    return {
+        "machine": machine,
+        "scenarios": [outcome.as_dict() for outcome in outcomes],
+        "cells": [outcome.cells() for outcome in outcomes],
+        "left": [str(each) for each in left],
+        "passed": all(outcome.passed for outcome in outcomes) and not left,
+    }
+
+
+async def _alone(
+    config: RecoveryConfig, fleet: ChaosFleet, asked: Sequence[Payload], note: Callable[[str], None]
+) -> dict[str, Answer]:
+    recorder = Recorder()
+    async with Driver(fleet.targets, recorder, seed=config.seed, prefix="alone-") as driver:
+        await driver.ask_each(asked, at_once=1)
+    note(f"{len(asked)} payloads were answered, each alone")
+    return oracle_of(gather(recorder.events).values())
+
+
+class _Scene:
+    """Plays scenarios on one fleet."""
+
+    def __init__(
+        self, config: RecoveryConfig, fleet: ChaosFleet, oracle: Mapping[str, Answer], note: Callable[[str], None]
+    ) -> None:
+        self._config, self._fleet, self._oracle, self._note = config, fleet, oracle, note
+
+    async def play(self, scenario: Scenario, asked: Sequence[Payload]) -> Outcome:
+        """From all quiet to all quiet."""
+        config, fleet = self._config, self._fleet
+        await fleet.until_served()
+        recorder = Milestone(len(asked), config.after)
+        habits = Habits(deadline_s=config.deadline_s)
+        faults = faults_of(scenario, config, fleet.workers, fleet.gateways)
+        refused_before = await self._fenced(faults[-1].target)
+        async with Driver(fleet.targets, recorder, seed=config.seed, habits=habits, prefix=f"{scenario}-") as driver:
+            if scenario is Scenario.ROLL:
+                at, struck = await self._steadily(driver, asked, faults)
+            else:
+                at, struck = await self._all_at_once(driver, asked, faults, recorder)
+        for each in struck:
+            self._note(each)
+        requests = gather(recorder.events)
+        moved = sum(attempts(request) > 1 for request in requests.values())
+        expects_fenced = scenario is Scenario.FREEZE and moved > 0
+        refused = await self._refused(faults[-1].target, refused_before) if expects_fenced else 0
+        return Outcome(
+            scenario=scenario.value,
+            struck=struck,
+            streams=len(requests),
+            finished=finished(list(requests.values())),
+            moved=moved,
+            again=sum(len(request.streams) > 1 for request in requests.values()),
+            errors=errors(requests.values()),
+            recovery_s=recoveries(requests.values(), at),
+            fenced=refused,
+            findings=check(Run(requests, self._oracle), RULES),
+            expects_errors=scenario is Scenario.PAIR,
+            expects_fenced=expects_fenced,
+        )
+
+    def _nemesis(self) -> Nemesis:
+        fleet = self._fleet
+        return Nemesis(
+            processes=fleet,
+            server=fleet.server,
+            proxies=fleet.proxies,
+            namespace=fleet.config.namespace,
+            seed=self._config.seed,
+        )
+
+    async def _all_at_once(
+        self, driver: Driver, asked: Sequence[Payload], faults: Sequence[Fault], recorder: Milestone
+    ) -> tuple[float, list[str]]:
+        """Strikes when every stream has its tokens; when that was, and what was done."""
+        async with asyncio.timeout(self._config.deadline_s), asyncio.TaskGroup() as group:
+            group.create_task(driver.ask_each(asked, at_once=len(asked)))
+            await recorder.reached.wait()
+            at = time.monotonic()
+            struck = await self._nemesis().run(faults)
+        return at, [str(each) for each in struck]
+
+    async def _steadily(
+        self, driver: Driver, asked: Sequence[Payload], faults: Sequence[Fault]
+    ) -> tuple[float, list[str]]:
+        """Sends at the rate while all is restarted; when that began, and what was done."""
+        numbers, over = random.Random(f"steady/{self._config.seed}"), asyncio.Event()
+
+        async def load() -> None:
+            async with asyncio.TaskGroup() as calls:
+                while not over.is_set():
+                    calls.create_task(driver.send(numbers.choice(asked)))
+                    await _first(over, numbers.expovariate(self._config.rate))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load())
+            at = time.monotonic()
+            struck = await self._nemesis().run(faults)
+            over.set()
+        return at, [str(each) for each in struck]
+
+    async def _fenced(self, name: str) -> float:
+        """What the process with that name counts now; 0 when none does."""
+        address = next((at for life, at in self._fleet.endpoints().items() if life.partition("/")[0] == name), "")
+        page = await scrape(address) if address else None
+        return page.counters.get(FENCED, 0.0) if page else 0.0
+
+    async def _refused(self, name: str, before: float) -> int:
+        """How many late writes it has counted since; 0 when it counts none in time."""
+        now = before
+
+        async def counted() -> bool:
+            nonlocal now
+            now = await self._fenced(name)
+            return now > before
+
+        try:
+            await until(counted, within_s=FENCED_S)
+        except TimeoutError:
+            return 0
+        return round(now - before)
+
+
+async def _first(event: asyncio.Event, seconds: float) -> None:
+    """Waits for the event, so many seconds at most."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
