@@ -93,7 +93,7 @@ def described(delivery: job_pb2.Delivery) -> str:
     its caller more than all that is told here."""
     chunk = delivery.chunk
     route = delivery.route
-    found = f"{route.cached_tokens} " if delivery.HasField("route") else " "
+    found = f"{route.cached_tokens} {route.fetched_tokens}" if delivery.HasField("route") else " "
     past = chunk.start + len(chunk.token_ids)
     ended = outcome(chunk.finish, delivery.failure) if chunk.finish else ""
     return f"{delivery.attempt} {chunk.choice} {chunk.start} {past} {chunk.finish} {ended} {found}"

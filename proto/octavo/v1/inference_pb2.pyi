@@ -170,18 +170,20 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("worker", "predicted_cached_tokens", "cached_tokens", "queue_ms", "prefill_ms")
+    __slots__ = ("worker", "predicted_cached_tokens", "cached_tokens", "queue_ms", "prefill_ms", "fetched_tokens")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     predicted_cached_tokens: int
     cached_tokens: int
     queue_ms: float
     prefill_ms: float
-    def __init__(self, worker: _Optional[str] = ..., predicted_cached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ...) -> None: ...
+    fetched_tokens: int
+    def __init__(self, worker: _Optional[str] = ..., predicted_cached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "attempts")
