@@ -6,7 +6,8 @@ Synchronous and pure: no clock, no I/O, no threads. One caller at a time; ``add`
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.block_hash import root
 from worker.forward import Forward
@@ -19,7 +20,8 @@ from worker.sequence import Sequence
 from worker.step import EngineStats, StepOutput, StepStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Sequence as Many
 
     from kvstore.block_hash import BlockHash
     from worker.detokenize import TextStream
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 KNOWN_ROOTS = 1024
 """How many salts' hash roots are kept."""
+NOTHING_SAID: Final[Mapping[int, Many[int]]] = MappingProxyType({})
+"""Of a request that begins."""
 
 
 class Engine:
@@ -85,16 +89,31 @@ class Engine:
         """Where the prefixes of requests with this salt begin."""
         return self._root(salt)
 
-    def add(self, request: Request) -> None:
-        """Take in a request with all its choices. Raises AdmissionError when it could never run here."""
+    def add(self, request: Request, said: Mapping[int, Many[int]] = NOTHING_SAID, ended: Collection[int] = ()) -> None:
+        """Take in a request with all its choices. Raises AdmissionError when it could never run here.
+
+        One that goes on, begun elsewhere or here, comes with the tokens that each choice has ``said``, and the choices
+        that have ``ended``. Its outputs are those that it would have had next. Raises ReplayError when nothing can
+        follow on that.
+        """
         request.check(self._vocab_size)
         if request.request_id in self._requests:
             raise AdmissionError(f"request {request.request_id!r} is running already")
-        sequence = Sequence(request, root=self._root(request.salt), block_size=self._scheduler.pool.block_size)
-        self._scheduler.add(sequence)
         live = LiveRequest(request, self._eos_token_ids, self._text_stream)
+
+        def sequence_of(choice: int) -> Sequence:
+            block_size = self._scheduler.pool.block_size
+            return Sequence(request, root=self._root(request.salt), block_size=block_size, choice=choice)
+
+        if ended or any(said.values()):
+            sizes = {"vocab_size": self._vocab_size, "context_length": self.context_length}
+            live.resume(said, ended, sequence_of, **sizes)
+        else:
+            live.open(sequence_of(0))
+        for choice in live.choices.values():
+            self._scheduler.add(choice.sequence)  # raises at the first of them, or not at all
         self._requests[request.request_id] = live
-        self._choices[sequence] = live.open(sequence)
+        self._choices |= {choice.sequence: choice for choice in live.choices.values()}
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request at once, without output. False when it is unknown or has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from worker.params import AdmissionError, ReplayError, check_token_ids
 from worker.sampling.draw import Draw
 from worker.sampling.penalties import TokenCounts
 from worker.scheduling.block import IntegrityError
@@ -11,7 +12,8 @@ from worker.sequence import Finish
 from worker.step import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Sequence as Many
 
     from worker.detokenize import TextStream
     from worker.params import StopParams
@@ -25,7 +27,8 @@ class LiveRequest:
     """A request with the choices that are still open. They outlive preemptions.
 
     The prompt is computed once, as choice 0's. All choices draw their first tokens from its last row of logits; only
-    then are there sequences for the others.
+    then are there sequences for the others. A request that goes on has a sequence for each open choice from the start:
+    they share what they can of the prompt through the pool.
     """
 
     __slots__ = ("_text_stream", "banned", "choices", "ends", "prompt_logprobs", "request", "unforked")
@@ -45,10 +48,36 @@ class LiveRequest:
         self._text_stream = text_stream
 
     def open(self, sequence: Sequence) -> LiveChoice:
-        """Begin the choice of a sequence, at its first token."""
+        """Begin the choice of a sequence, which has no token yet."""
         choice = LiveChoice(self, sequence, self._text_stream(self.request.stopping))
         self.choices[sequence.choice] = choice
         return choice
+
+    def resume(
+        self,
+        said: Mapping[int, Many[int]],
+        ended: Collection[int],
+        sequence_of: Callable[[int], Sequence],
+        *,
+        vocab_size: int,
+        context_length: int,
+    ) -> None:
+        """Open all choices but those that have ``ended``, each after what it has ``said``. Raises ReplayError."""
+        numbers = range(self.request.n)
+        self.unforked = range(0)
+        still_open = [number for number in numbers if number not in ended]
+        if not still_open or not {*said, *ended} <= {*numbers}:
+            raise ReplayError(
+                f"of {self.request.n} choices, {sorted({*said})} have said something, {sorted(ended)} ended"
+            )
+        for number in still_open:
+            tokens = said.get(number, ())
+            try:
+                check_token_ids(f"the output of choice {number}", tokens, vocab_size)
+            except AdmissionError as error:
+                raise ReplayError(str(error)) from None
+            prompt_told = 0 in ended or bool(said.get(0))
+            self.open(sequence_of(number)).resume(tokens, prompt_told=prompt_told, context_length=context_length)
 
     def fail(self, error: str) -> list[Output]:
         """The last outputs, one for each choice that has not ended."""
@@ -66,7 +95,7 @@ class LiveRequest:
                 raise IntegrityError(f"{sequence} is not choice {number} of {self.request.request_id!r}")
             if self.unforked and sequence.num_output:
                 raise IntegrityError(f"{sequence} goes on without the other choices")
-            if not sequence.num_output and len(self.prompt_logprobs) != sequence.scored:
+            if not (number or sequence.num_output) and len(self.prompt_logprobs) != sequence.scored:
                 raise IntegrityError(f"{sequence} has {len(self.prompt_logprobs)} log-probabilities of its prompt")
             if not choice.counts_agree():
                 raise IntegrityError(f"{sequence} has said other tokens than are counted")
@@ -82,6 +111,31 @@ class LiveChoice:
         self.sequence = sequence
         self.text = text
         self.counts = TokenCounts(owner.request.prompt) if owner.request.sampling.penalizes else None
+
+    def resume(self, tokens: Many[int], *, prompt_told: bool, context_length: int) -> None:
+        """Go on after these tokens. They, and the text that they made certain, were told before; ``prompt_told``: so
+        were the log-probabilities of the prompt.
+
+        Raises ReplayError when the choice would have ended by then, or can't have said that.
+        """
+        sequence, owner = self.sequence, self.owner
+        sequence.tokens += tokens
+        sequence.cached_tokens = 0  # was told by who began
+        if sequence.choice or prompt_told:
+            sequence.scored = sequence.num_prompt - 1
+        if self.counts is not None:
+            for token in tokens:
+                self.counts.add(token)
+        self.text.push(tokens)
+        if not tokens:
+            return
+        ended = self.text.stop_match or not owner.ends.isdisjoint(tokens)
+        full = sequence.num_output >= owner.request.stopping.max_tokens or sequence.num_tokens >= context_length
+        if ended or full:
+            raise ReplayError(
+                f"choice {sequence.choice} can't go on after its {len(tokens)} tokens: "
+                + ("they hold its end" if ended else "there is no room for more")
+            )
 
     def draws(self, row: int) -> list[Draw]:
         """What is to be drawn from a row of logits: the next token, or everybody's first one."""
@@ -113,8 +167,10 @@ class LiveChoice:
                 text += self.text.finish()
                 # What was held back may turn out to complete a stop string at the very end.
                 finish = Finish.STOP if self.text.stop_match else Finish.LENGTH
-        prompt_logprobs = tuple(owner.prompt_logprobs)
-        owner.prompt_logprobs.clear()
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if owner.prompt_logprobs and sequence.choice == 0:
+            prompt_logprobs = tuple(owner.prompt_logprobs)
+            owner.prompt_logprobs.clear()
         return Output(
             request_id=owner.request.request_id,
             choice=sequence.choice,

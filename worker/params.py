@@ -30,6 +30,10 @@ class AdmissionError(ValueError):
         """The bound that was broken, where it is a number that depends on this worker."""
 
 
+class ReplayError(AdmissionError):
+    """A request that can't go on from what is said to have been said before: that is no beginning of an answer."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is chosen. One object serves all choices of a request, and keeps what every step asks it.

@@ -195,6 +195,16 @@ def solo_choices(asked: Request) -> list[Answer]:
     return [answers[asked.request_id, choice] for choice in range(asked.n)]
 
 
+def go_on(engine: Engine, asked: Request, answers: Answers) -> None:
+    """Has an engine go on with a request from what was said of it so far."""
+    name = asked.request_id
+    told = {choice: answers[name, choice] for choice in range(asked.n) if (name, choice) in answers}
+    said = {choice: answer.token_ids for choice, answer in told.items() if answer.finish is None}
+    ended = {choice for choice, answer in told.items() if answer.finish is not None}
+    engine.add(asked, said, ended)
+    engine.check_integrity()
+
+
 def run(engine: Engine, *asked: Request) -> list[Answer]:
     """The first choices' answers."""
     for one in asked:

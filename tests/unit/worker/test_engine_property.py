@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from worker.step import Output, Spilled
 
 PREFIXES = [tuple(4 + (piece * 7 + slot) % (VOCAB - 4) for slot in range(BS)) for piece in range(3)]
-MUCH = 9999
-MOST_LIVE = 8
+MUCH, MOST_LIVE = 9999, 8
 
 
 @cache
@@ -85,11 +84,9 @@ class Traffic(RuleBasedStateMachine):
         super().__init__()
         self.requests: dict[str, Request] = {}
         self.answers: dict[str, dict[int, Answer]] = defaultdict(lambda: defaultdict(Answer))
-        self.live: dict[str, set[int]] = {}
-        """Choices that have not ended, by request."""
+        self.live: dict[str, set[int]] = {}  # choices that have not ended, by request
         self.offered: set[object] = set()
-        self.store: dict[BlockHash, Spilled] = {}
-        """All pages that left the pool and are not in doubt."""
+        self.store: dict[BlockHash, Spilled] = {}  # all pages that left the pool and are not in doubt
 
     @initialize(
         num_blocks=st.integers(4, 12),
@@ -134,13 +131,14 @@ class Traffic(RuleBasedStateMachine):
         for request, salt, priority in several:
             name = f"r{len(self.requests)}"
             fits = len(request.prompt) < self.engine.context_length
+            named = replace(request, request_id=name, salt=salt, priority=priority)
             try:
-                self.engine.add(replace(request, request_id=name, salt=salt, priority=priority))
+                self.engine.add(named)
             except AdmissionError:
                 assert not fits
                 continue
             assert fits
-            self.requests[name] = request
+            self.requests[name] = named
             self.live[name] = set(range(request.n))
 
     @precondition(lambda self: self.live)
@@ -151,6 +149,15 @@ class Traffic(RuleBasedStateMachine):
         assert not self.engine.abort(name)
         del self.live[name]
         self.answers.pop(name, None)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        """Of a request only what it has told is left, and from that it goes on."""
+        name = data.draw(st.sampled_from(sorted(self.live)))
+        assert self.engine.abort(name)
+        said = {choice: answer.token_ids for choice, answer in self.answers[name].items()}
+        self.engine.add(self.requests[name], said, {*range(self.requests[name].n)} - self.live[name])
 
     @rule(most_tokens=st.sampled_from([1, 3, 9, MUCH, MUCH]), most_rows=st.sampled_from([1, 2, MUCH]))
     def memory(self, most_tokens: int, most_rows: int) -> None:
@@ -220,9 +227,8 @@ class Traffic(RuleBasedStateMachine):
                 self.offered.clear()
             else:
                 (self.offered.add if event.kind is EventKind.STORED else self.offered.remove)(event.hash)
-        assert self.offered == {self.scheduler.pool.hash_of(block) for block in range(self.scheduler.pool.total)} - {
-            None
-        }
+        pool = self.scheduler.pool
+        assert self.offered == {pool.hash_of(block) for block in range(pool.total)} - {None}
 
     def spill(self, page: Spilled) -> None:
         """It is what its name says, from its first token on."""
@@ -272,7 +278,7 @@ class Traffic(RuleBasedStateMachine):
         assert not self.live, "no end"
         assert self.engine.stats().blocks_used == 0
         for name, choices in self.answers.items():
-            expected = alone(self.requests[name])
+            expected = alone(replace(self.requests[name], request_id="solo", salt="", priority=0))
             assert sorted(choices) == list(range(len(expected)))
             for choice, answer in choices.items():
                 self.check_answer(answer, expected[choice])
