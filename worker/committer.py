@@ -16,7 +16,7 @@ from kvstore.outage import Outage
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvstore.prefix_index import HeldChange, PrefixIndex
     from worker.held import Held
@@ -44,34 +44,53 @@ class Committer:
         worker: str,
         incarnation: str,
         settled: Callable[[job_pb2.Delivery, Commit], None],
+        roll_back: Callable[[str, int, Mapping[int, int]], bool],
     ) -> None:
-        """``settled`` is told what became of each delivery."""
+        """``settled`` is told what became of each delivery, but of those that were taken back.
+
+        ``roll_back`` is told of a job of which Redis has lost something: its id, the attempt, and how many tokens some
+        of its choices have there. It says whether the job goes on from there; if not, it is ended.
+        """
         self._jobs = jobs
         self._index = index
         self._held = held
         self._worker = worker
         self._incarnation = incarnation
         self._settled = settled
+        self._roll_back = roll_back
         self._outage = Outage(logger, "committing")
         self._index_outage = Outage(logger, "mending the prefix index")
         self._mend_due = 0.0
-        self._steps: asyncio.Queue[list[job_pb2.Delivery]] = asyncio.Queue(STEPS_AHEAD)
+        self._steps: asyncio.Queue[list[job_pb2.Delivery]] = asyncio.Queue()
+        self._put = self._taken = 0
+        """Steps that were ever put into the line, and taken out of it."""
+        self._room = asyncio.Event()
+        self._taken_back: dict[str, int] = {}
+        """Of jobs that go on from what Redis has: up to which step deliveries are of what it has lost."""
         self.unsettled = 0
         """Deliveries that Redis has not taken yet."""
 
     async def put(self, deliveries: list[job_pb2.Delivery]) -> None:
-        """Queues one step's deliveries; waits while too many steps are queued. To be called without any too."""
-        if deliveries:
-            self.unsettled += len(deliveries)
-            await self._steps.put(deliveries)
-        else:
+        """Queues one step's deliveries, at once; then waits while too many steps are queued. To be called without any
+        too."""
+        if not deliveries:
             self.publish()
+            return
+        self.unsettled += len(deliveries)
+        self._append(deliveries)
+        while self._steps.qsize() > STEPS_AHEAD:
+            self._room.clear()
+            await self._room.wait()
 
     def publish(self) -> None:
         """What the index is to show goes out, with or without deliveries. After drift was found, to be called until it
         is mended."""
         if self._held.pending and self._steps.empty():
-            self._steps.put_nowait([])
+            self._append([])
+
+    def _append(self, deliveries: list[job_pb2.Delivery]) -> None:
+        self._put += 1
+        self._steps.put_nowait(deliveries)
 
     async def flushed(self) -> None:
         """Returns once Redis has taken everything."""
@@ -83,13 +102,24 @@ class Committer:
             steps = [await self._steps.get()]
             while not self._steps.empty():
                 steps.append(self._steps.get_nowait())
-            deliveries = [delivery for step in steps for delivery in step]
+            self._room.set()
+            deliveries = self._current(steps)
             await self._mend()
             for delivery, outcome in zip(deliveries, await self._commit(deliveries, self._held.take()), strict=True):
-                self._settled(delivery, outcome)
-            self.unsettled -= len(deliveries)
-            for _ in steps:
+                if outcome is not None:
+                    self._settled(delivery, outcome)
+            for step in steps:
+                self.unsettled -= len(step)
                 self._steps.task_done()
+
+    def _current(self, steps: Sequence[list[job_pb2.Delivery]]) -> list[job_pb2.Delivery]:
+        """What is to be committed of these steps, the next in the line."""
+        kept: list[job_pb2.Delivery] = []
+        for step in steps:
+            self._taken += 1
+            kept += [each for each in step if self._taken > self._taken_back.get(each.request_id, 0)]
+        self._taken_back = {i: last for i, last in self._taken_back.items() if last > self._taken}
+        return kept
 
     async def _mend(self) -> None:
         """Writes the index anew if Redis was found to have another.
@@ -109,25 +139,23 @@ class Committer:
             self._held.replaced(snapshot)
             logger.warning("the prefix index was not what the pool offers: written anew, %d blocks", len(snapshot))
 
-    async def _commit(self, deliveries: Sequence[job_pb2.Delivery], change: HeldChange) -> list[Commit]:
+    async def _commit(self, deliveries: Sequence[job_pb2.Delivery], change: HeldChange) -> list[Commit | None]:
         """Commits until Redis has taken it. Repeating is safe: what was written already comes back as DUPLICATE.
 
-        A job whose log lacks tokens that were committed before (Redis has lost a part of its data) is ended; the others
-        are committed again, for their outcomes.
+        A job whose log lacks tokens that were committed before (Redis has lost a part of its data) goes on from what is
+        there, for which these deliveries are nothing: None. One that can't is ended. The others are committed again,
+        for their outcomes.
         """
-        gaps: set[str] = set()
-        ended: set[str] = set()
+        lost: dict[str, Commit | None] = {}
         while True:
+            kept = [delivery for delivery in deliveries if delivery.request_id not in lost]
             try:
-                for delivery in deliveries:
-                    if delivery.request_id in gaps - ended:
-                        await self._end(delivery)
-                        ended.add(delivery.request_id)
-                kept = [delivery for delivery in deliveries if delivery.request_id not in ended]
                 committed = await self._jobs.commit(self._worker, self._incarnation, kept, change)
             except CommitGap as gap:
                 logger.error("%s", gap)
-                gaps |= gap.expected.keys()
+                for request_id, known in gap.expected.items():
+                    attempt = max(delivery.attempt for delivery in kept if delivery.request_id == request_id)
+                    lost[request_id] = await self._lost(request_id, attempt, known)
             except KvError as error:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
@@ -137,13 +165,26 @@ class Committer:
                 if time.monotonic() >= self._mend_due:
                     self.publish()
                 outcomes = iter(committed.outcomes)
-                return [Commit.FENCED if d.request_id in ended else next(outcomes) for d in deliveries]
+                return [lost[d.request_id] if d.request_id in lost else next(outcomes) for d in deliveries]
 
-    async def _end(self, delivery: job_pb2.Delivery) -> None:
+    async def _lost(self, request_id: str, attempt: int, known: Mapping[int, int]) -> Commit | None:
+        if self._roll_back(request_id, attempt, known):
+            self._taken_back[request_id] = self._put
+            return None
+        while True:
+            try:
+                await self._end(request_id, attempt)
+            except KvError as error:
+                self._outage.failed(error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return Commit.FENCED
+
+    async def _end(self, request_id: str, attempt: int) -> None:
         await self._jobs.finish(
-            delivery.request_id,
+            request_id,
             finish=inference_pb2.ERROR,
             failure=job_pb2.FAILURE_UNAVAILABLE,
             error="the broker lost a part of this job's output",
-            expect_attempt=delivery.attempt,
+            expect_attempt=attempt,
         )

@@ -1,4 +1,4 @@
-"""What reaches a worker from Redis: jobs to run, and word of jobs that were ended elsewhere."""
+"""What reaches a worker from Redis: jobs to run, and word of jobs that were ended or moved elsewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from kvstore.outage import Outage
 from worker.arrivals import NOT_YET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from kvstore.client import Broker
     from kvstore.entries import Entry
     from worker.journal import Journal
@@ -59,16 +57,18 @@ class Intake:
         self._rates = rates
         self._max_running = max_running
         self._claims: list[Claim] = []
-        self._ended: set[str] = set()
-        self._fenced: dict[str, int] = {}
-        """Of jobs whose write was refused: the attempt that it was made for."""
+        self._over: dict[str, str] = {}
+        """Claims of jobs that were ended or moved elsewhere: their entries, with the request ids."""
         self._rung: dict[str, float] = {}
+        self._leaving = False
         self._room = asyncio.Event()
         self._room.set()
         self.full = asyncio.Event()
         """Set while there is no room: jobs may be waiting in Redis."""
         self.news = asyncio.Event()
         """Set when there is something to take."""
+        self.stopped = False
+        """Whether nothing is read any more, and nothing that was read is still on its way."""
 
     async def open(self) -> None:
         """Listens for ended jobs, from before the first claim on. Raises BrokerError."""
@@ -83,30 +83,35 @@ class Intake:
         """Claims that nobody has taken yet."""
         return len(self._claims)
 
+    def stop(self) -> None:
+        """Reads no more: what nobody has read is taken by other workers. What is being read just now still comes."""
+        self._leaving = True
+        self._room.set()
+
     def take(self) -> tuple[list[Claim], set[str]]:
-        """New claims, and ids of jobs that were ended elsewhere since the last call. What is claimed of the
+        """New claims, and ids of jobs that were ended or moved elsewhere since the last call. What is claimed of the
         latter is a new attempt."""
         self.news.clear()
-        ended, self._ended = self._ended, set()
-        fenced, self._fenced = self._fenced, {}
+        over, self._over = self._over, {}
         claims, self._claims = self._claims, []
-
-        def over(claim: Claim) -> bool:
-            request_id = claim.job.request_id
-            return request_id in ended or claim.attempt <= fenced.get(request_id, 0)
-
         running = self._journal.running
-        lost = {request_id for request_id in fenced if request_id in running and over(running[request_id].claim)}
-        return [claim for claim in claims if not over(claim)], ended | lost
+        lost = {name for entry, name in over.items() if name in running and running[name].claim.entry_id == entry}
+        return [claim for claim in claims if claim.entry_id not in over], lost
 
     def drop(self, request_id: str, attempt: int) -> None:
-        """A job whose write was refused: this attempt at it is not ours any more. A later one may be."""
-        self._fenced[request_id] = max(attempt, self._fenced.get(request_id, 0))
+        """A job that runs here, a write of which was refused: this attempt at it is not ours any more. A later one may
+        be, or one of a job that was submitted anew: those are left alone."""
+        job = self._journal.running.get(request_id)
+        if job is not None and job.claim.attempt <= attempt:
+            self._end(job.claim)
+
+    def _end(self, claim: Claim) -> None:
+        self._over[claim.entry_id] = claim.job.request_id
         self.news.set()
 
     def update_room(self) -> None:
         """To be called when jobs have begun, started or ended."""
-        if self._free() > 0:
+        if self._leaving or self._free() > 0:
             self._room.set()
             self.full.clear()
         else:
@@ -124,27 +129,27 @@ class Intake:
         keep it busy with nothing."""
         begun = [job.claim for job in self._journal.unstarted if job.since != NOT_YET]
         waiting = [*begun, *self._claims]
-        tokens = sum(len(claim.job.prompt_token_ids) for claim in waiting)
+        tokens = sum(len(claim.job.prompt_token_ids) + sum(claim.next) for claim in waiting)
         enough = tokens >= READ_AHEAD_S * self._rates.now.prefill_tok_s
         return max(LEAST_AHEAD - len(waiting), 0) if enough else READ_AT_ONCE
 
     async def read(self) -> None:
-        """Claims jobs. Never returns."""
+        """Claims jobs until it is to ``stop``. Never returns."""
         outage = Outage(logger, "reading jobs")
         entries: list[Entry] = []
-        while True:
+        while entries or not self._leaving:
             await self._room.wait()
             try:
                 # Entries whose claim failed are kept: Redis counts them as delivered and never gives them again.
-                if not entries:
+                if not (entries or self._leaving):
                     entries = await self._jobs.next_entries(
                         self._reader, self._worker, self._incarnation, min(max(self._free(), 1), READ_AT_ONCE), BLOCK_MS
                     )
                 claims = await self._jobs.claim(self._worker, self._incarnation, entries)
-                # The word that a job was ended may have overtaken the answer to its claim.
+                # The word that a job is over may have overtaken the answer to its claim.
                 now = time.monotonic()
                 self._rung = {i: at for i, at in self._rung.items() if now - at < REMEMBERED_S}
-                ended = await self._ended_among(c.job.request_id for c in claims if c.job.request_id in self._rung)
+                over = {c.entry_id for c in claims if c.job.request_id in self._rung and await self._is_over(c)}
             except KvError as error:
                 outage.failed(error)
                 await asyncio.sleep(RETRY_S)
@@ -152,40 +157,43 @@ class Intake:
             outage.worked()
             entries = []
             if claims:
-                self._claims += [claim for claim in claims if claim.job.request_id not in ended]
+                self._claims += [claim for claim in claims if claim.entry_id not in over]
                 self.update_room()
                 self.news.set()
+        self.stopped = True
+        self.news.set()
+        await asyncio.Event().wait()
 
     async def listen(self) -> None:
-        """Notes jobs that are ended elsewhere. Never returns. A word that is lost costs little: the next commit of the
-        job is refused."""
+        """Notes jobs that are ended or moved elsewhere. Never returns. A word that is lost costs little: the next
+        commit of the job is refused."""
         async for payload in self._bell:
-            if payload is RECONNECTED:
-                self._ended |= await self._missed()
-            else:
+            held = [*(job.claim for job in self._journal.running.values()), *self._claims]
+            if payload is not RECONNECTED:
                 request_id = payload.decode("utf-8", "replace")
                 self._rung[request_id] = time.monotonic()
-                self._ended.add(request_id)
-            self.news.set()
+                held = [claim for claim in held if claim.job.request_id == request_id]
+            for claim in held:
+                # A first attempt can't have been moved here from here; of another the word may be an old one.
+                if (claim.attempt == 1 and payload is not RECONNECTED) or await self._look(claim):
+                    self._end(claim)
 
-    async def _missed(self) -> set[str]:
-        """Jobs that ended while nobody listened."""
+    async def _look(self, claim: Claim) -> bool:
+        """Whether a job is over, however long Redis takes to say so."""
         outage = Outage(logger, "looking for ended jobs")
         while True:
-            held = [*self._journal.running, *(claim.job.request_id for claim in self._claims)]
             try:
-                ended = await self._ended_among(held)
+                over = await self._is_over(claim)
             except KvError as error:
                 outage.failed(error)
                 await asyncio.sleep(RETRY_S)
             else:
                 outage.worked()
-                return ended
+                return over
 
-    async def _ended_among(self, request_ids: Iterable[str]) -> set[str]:
-        ended: set[str] = set()
-        for request_id in list(request_ids):
-            job = await self._jobs.get(request_id)
-            if job is None or job.state is JobState.ENDED:
-                ended.add(request_id)
-        return ended
+    async def _is_over(self, claim: Claim) -> bool:
+        """Whether this attempt at a job is not ours any more."""
+        job = await self._jobs.get(claim.job.request_id)
+        if job is None or job.state is JobState.ENDED:
+            return True
+        return (job.owner, job.attempt) != (self._incarnation, claim.attempt)

@@ -5,7 +5,7 @@ Synchronous and without I/O: the loop hands in claims and outputs and gets proto
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.v1 import inference_pb2, job_pb2
@@ -13,7 +13,10 @@ from worker.params import SamplingParams, StopParams
 from worker.sequence import Finish, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvstore.jobs import Claim
+    from worker.past import Past
     from worker.sampling.draw import TokenLogprobs
     from worker.step import Output
 
@@ -22,6 +25,10 @@ _FINISH: dict[Finish, inference_pb2.FinishReason] = {
     Finish.LENGTH: inference_pb2.LENGTH,
     Finish.ERROR: inference_pb2.ERROR,
 }
+
+
+MAX_ROLLBACKS = 3
+"""Of one attempt at a job: a broker that loses more than that can't be told anything."""
 
 
 @dataclass(slots=True)
@@ -34,7 +41,7 @@ class Running:
     claimed_at: float
     deadline: float | None
     next_index: list[int]
-    """Of each choice: how many tokens it has."""
+    """Of each choice: how many tokens it has, those of earlier attempts included."""
     open: set[int]
     """Choices that have not ended."""
     unsettled: set[int]
@@ -42,7 +49,23 @@ class Running:
     since: int = 0
     """The number of the change by which the engine got it. Outputs of steps that have not seen it are another's."""
     cached_tokens: int = 0
+    """As the first attempt found them that told of a token."""
+    fetched_tokens: int = 0
+    """Of the prompt: so many have come from the page store, if they were of use."""
     started: bool = False
+    """Whether this process has told of a token."""
+    told: bool = False
+    """Whether anybody has, and with it of the route."""
+    rollbacks: int = 0
+    """How often the job was begun again from its log."""
+
+    def go_on(self, past: Past) -> None:
+        """The log was read: from there the job goes on."""
+        choices = range(len(self.next_index))
+        self.next_index = [len(past.said[choice]) for choice in choices]
+        self.open = {*choices} - past.ended
+        self.unsettled = {*self.open}
+        self.told = bool(past)
 
 
 @dataclass(slots=True)
@@ -58,11 +81,40 @@ class Journal:
         """Records a claim and returns what the engine is to run. ``since``: see ``Running``."""
         deadline = None if claim.remaining_ms is None else now + claim.remaining_ms / 1000
         request = request_of(claim.job)
-        choices = range(request.n)
+        still_open = {*range(request.n)} - claim.ended
         self.running[request.request_id] = Running(
-            claim, claim.gateway, now, deadline, [0] * request.n, {*choices}, {*choices}, since
+            claim,
+            claim.gateway,
+            now,
+            deadline,
+            next_index=[*claim.next] or [0] * request.n,
+            open=still_open,
+            unsettled={*still_open},
+            since=since,
+            cached_tokens=claim.cached_tokens,
+            told=bool(claim.ended) or any(claim.next),
         )
         return request
+
+    def roll_back(self, request_id: str, attempt: int, known: Mapping[int, int], since: int) -> Running | None:
+        """Takes a job back whose output Redis has lost a part of, and knows so many tokens of some choices: what runs
+        of it is not its any more. None when it is not this attempt's, or was taken back too often already."""
+        for jobs in (self.running, self.ending):
+            job = jobs.get(request_id)
+            if job is not None and job.claim.attempt == attempt and job.rollbacks < MAX_ROLLBACKS:
+                del jobs[request_id]
+                left = [known.get(choice, count) for choice, count in enumerate(job.next_index)]
+                choices = {*range(len(left))}
+                self.running[request_id] = replace(
+                    job,
+                    next_index=left,
+                    open=choices,
+                    unsettled={*choices},
+                    since=since,
+                    rollbacks=job.rollbacks + 1,
+                )
+                return self.running[request_id]
+        return None
 
     def holds(self, claim: Claim) -> bool:
         """Whether this very claim was taken already: it is repeated after a lost reply."""
@@ -90,7 +142,7 @@ class Journal:
 
     @property
     def unstarted(self) -> list[Running]:
-        """Running jobs that wait for their first token."""
+        """Running jobs that wait for their first token here."""
         return [job for job in self.running.values() if not job.started]
 
     def drop(self, request_id: str) -> Running | None:
@@ -101,11 +153,15 @@ class Journal:
         return [i for i, job in self.running.items() if job.deadline is not None and job.deadline <= now]
 
     def gateways(self) -> set[str]:
-        return {job.gateway for job in self.running.values()}
+        """Those whose death ends a job: of detached ones it does not."""
+        return {job.gateway for job in self._attended().values()}
 
     def of_gateways(self, gateways: set[str]) -> list[tuple[str, str]]:
-        """Request ids with the gateway that reads each."""
-        return [(i, job.gateway) for i, job in self.running.items() if job.gateway in gateways]
+        """Request ids with the gateway that reads each, without detached jobs."""
+        return [(i, job.gateway) for i, job in self._attended().items() if job.gateway in gateways]
+
+    def _attended(self) -> dict[str, Running]:
+        return {i: job for i, job in self.running.items() if not job.claim.job.detached}
 
     def read_by(self, request_id: str, gateway: str) -> None:
         """Another gateway reads the job now."""
@@ -152,9 +208,10 @@ class Journal:
 
     def _route(self, job: Running, output: Output, now: float) -> inference_pb2.Route | None:
         """With a job's first delivery: how it came to be."""
-        if job.started:
-            return None
         job.started = True
+        if job.told:
+            return None
+        job.told = True
         job.cached_tokens = output.cached_tokens
         return inference_pb2.Route(
             worker=self.worker,

@@ -2,6 +2,7 @@
 
     intake ──claims, ended jobs──▶ stepper: engine.step ──outputs──▶ journal ──deliveries──▶ committer ──▶ Redis
     deadlines, the drain's end ──▶     in its own thread             at most STEPS_AHEAD steps wait there
+        ▲────── jobs of which Redis has lost something: again, from what is left ──────────────────┘
 
 The engine waits for nobody: the next step begins while the event loop records, commits and tells of the last one, and
 what jobs come or end meanwhile reaches it between steps. Only when commits fall far behind (Redis is away) does it
@@ -16,17 +17,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvstore.errors import KvError
 from kvstore.jobs import Commit, Jobs
 from kvstore.prefix_index import PrefixIndex
 from octavo.v1 import inference_pb2, job_pb2
-from worker.arrivals import Arrivals
+from worker.arrivals import Arrivals, log_of
 from worker.committer import Committer
 from worker.errors import StuckError
 from worker.heartbeat import Heartbeat
 from worker.held import Held
 from worker.intake import Intake
 from worker.journal import Journal
+from worker.leaving import Leaving
 from worker.rates import Measured, Rates
 from worker.stealing import Stealing
 from worker.stepper import Stepper
@@ -45,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.2
 """How often an idle worker that drains looks whether it may go."""
-DRAIN_MARGIN_S = 3.0
-"""What a drain gets beyond its grace time, to tell Redis how its jobs ended."""
 STEP_LIMIT_S = 120.0
 """A step that takes longer is not coming back."""
 
@@ -69,7 +68,6 @@ class WorkerLoop:
         self._pages = pages
         self._metrics = metrics
         metrics.watch_broker(broker.spent)
-        self._jobs = Jobs(broker)
         self._journal = Journal(config.id)
         self._max_running = info.max_running
         self._stats: EngineStats = engine.stats()
@@ -78,7 +76,13 @@ class WorkerLoop:
         self._intake = Intake(broker, config.id, info.incarnation, self._journal, self._rates, info.max_running)
         self._stealing = Stealing(broker, info, self._intake, self._rates, self._free, metrics.stolen.inc)
         self._committer = Committer(
-            self._jobs, PrefixIndex(broker), self._held, config.id, info.incarnation, self._settled
+            Jobs(broker),
+            PrefixIndex(broker),
+            self._held,
+            config.id,
+            info.incarnation,
+            self._settled,
+            lambda *lost: self._arrivals.roll_back(*lost),
         )
         self._heartbeat = Heartbeat(
             broker,
@@ -92,24 +96,23 @@ class WorkerLoop:
             lambda: 0.0 if pages is None else pages.fetch_tok_s,
             config.orphan_grace,
         )
-        self._draining = asyncio.Event()
-        self._drained_by: float | None = None
+        self._leaving = Leaving(config.grace)
         self._stepper = Stepper(engine, self._note, pages.leave if pages else lambda: 0)
         if pages is not None:
             blocks = info.kv_tokens // info.block_size
             pages.attach(engine, blocks, self._stepper.adopt, lambda: self._rates.now.prefill_tok_s)
-        self._arrivals = Arrivals(self._journal, self._stepper, pages)
+        self._arrivals = Arrivals(self._journal, self._stepper, pages, log_of(broker), self._hand_over, metrics.went_on)
         self._stepped: list[Stepped] = []
         """What the engine's thread has told and nobody has taken yet."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     def drain(self) -> None:
-        """Takes no routed work any more, ends what is there within the grace time, then `run` returns."""
-        if not self._draining.is_set():
+        """Reads no more jobs, ends what is here within the grace time, then `run` returns. What has not ended by then
+        is left as it is, and goes on elsewhere."""
+        if self._leaving.begin(time.monotonic()):
             logger.info("draining: %d running", len(self._journal.running))
-            self._drained_by = time.monotonic() + self._config.grace
-            self._draining.set()
             self._heartbeat.drain()
+            self._intake.stop()
             self._intake.news.set()
 
     async def run(self) -> None:
@@ -168,7 +171,7 @@ class WorkerLoop:
         while True:
             await self._take_steps()
             await self._apply_changes()
-            if not self._journal.running and self._draining.is_set() and await self._nothing_left():
+            if self._leaving.begun and self._nothing_left():
                 break
             if not self._stepped:
                 await self._wait_for_news()
@@ -179,7 +182,7 @@ class WorkerLoop:
         """Whether a job could begin now: there is a place, and none waits for its first token."""
         journal = self._journal
         room = journal.open_choices < self._max_running and not self._intake.waiting
-        return room and not journal.unstarted and not self._draining.is_set()
+        return room and not journal.unstarted and not self._leaving.begun
 
     def _note(self, stepped: Stepped) -> None:
         self._stepped.append(stepped)
@@ -190,10 +193,11 @@ class WorkerLoop:
         while self._stepped:
             stepped, began = self._stepped.pop(0), time.monotonic()
             deliveries: list[job_pb2.Delivery] = []
-            for change, request_id, error in stepped.refused:
+            for change, request_id, error, replay in stepped.refused:
                 job = self._journal.running.get(request_id)
                 if job is not None and job.since == change:
-                    deliveries += self._journal.fail(request_id, job_pb2.FAILURE_INVALID, error)
+                    failure = job_pb2.FAILURE_INTERNAL if replay else job_pb2.FAILURE_INVALID
+                    deliveries += self._journal.fail(request_id, failure, error)
             output = stepped.output
             self._held.apply(stepped.events)
             if output is not None:
@@ -225,22 +229,20 @@ class WorkerLoop:
 
     async def _wait_for_news(self) -> None:
         try:
-            async with asyncio.timeout(DRAIN_LOOK_S if self._draining.is_set() else None):
+            async with asyncio.timeout(DRAIN_LOOK_S if self._leaving.begun else None):
                 await self._intake.news.wait()
         except TimeoutError:
             return
 
-    async def _nothing_left(self) -> bool:
-        """Whether a draining worker may go: no job is here, none is in its stream, and none can be routed here."""
-        if self._drained_by is not None and time.monotonic() >= self._drained_by:
+    def _nothing_left(self) -> bool:
+        """Whether a draining worker may go: no job is here or on its way, and the fleet knows that none may come. What
+        is in its stream unread is taken by others."""
+        if self._journal.running:
+            return False
+        if self._leaving.time_is_up(time.monotonic()):
             return True
-        if self._intake.waiting or self._committer.unsettled or not self._heartbeat.told_of_drain:
-            return False
-        try:
-            queues = await self._jobs.queues()
-        except KvError:
-            return False
-        return all(q.undelivered + q.pending == 0 for q in queues if q.worker == self._config.id)
+        coming = self._intake.waiting or not self._intake.stopped
+        return not coming and not self._committer.unsettled and self._heartbeat.told_of_drain
 
     async def _watch(self) -> None:
         """Raises StuckError when a step does not return, or a drain does not end within its time."""
@@ -251,7 +253,7 @@ class WorkerLoop:
             began = self._stepper.step_began
             if began is not None and now - began > STEP_LIMIT_S:
                 raise StuckError(f"a step has not returned for {STEP_LIMIT_S:.0f} s")
-            if self._drained_by is not None and now > self._drained_by + DRAIN_MARGIN_S:
+            if self._leaving.overdue(now):
                 lost = f"{len(self._journal.running)} jobs running, {self._committer.unsettled} chunks uncommitted"
                 raise StuckError(f"the drain has not ended within its {self._config.grace:g} s: {lost}")
 
@@ -268,16 +270,20 @@ class WorkerLoop:
             self._stealing.arrived()
             self._arrivals.take(claim, now)
         for request_id in self._journal.expired(now):
+            self._stepper.abort(request_id)
             error = "the deadline passed while the worker ran the job"
-            failed += self._fail(request_id, job_pb2.FAILURE_DEADLINE, error)
-        if self._drained_by is not None and now >= self._drained_by:
-            for request_id in list(self._journal.running):
-                failed += self._fail(request_id, job_pb2.FAILURE_UNAVAILABLE, f"worker {self._config.id} is leaving")
+            failed += self._journal.fail(request_id, job_pb2.FAILURE_DEADLINE, error)
+        if self._leaving.time_is_up(now):
+            self._leave_behind()
         await self._hand_over(failed)
 
-    def _fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> list[job_pb2.Delivery]:
-        self._stepper.abort(request_id)
-        return self._journal.fail(request_id, failure, error)
+    def _leave_behind(self) -> None:
+        """What has not ended goes on elsewhere, after what is committed of it: to the reaper these are jobs of a worker
+        that is gone."""
+        for request_id in list(self._journal.running):
+            self._stepper.abort(request_id)
+            self._journal.drop(request_id)
+            self._metrics.ended("left")
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
         await self._committer.put(deliveries)

@@ -37,6 +37,12 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.jobs = Counter("octavo_jobs", "Jobs ended by this worker", ["outcome"], registry=registry)
         self.fenced = Counter("octavo_fenced", "Writes refused because the job had moved on", registry=registry)
+        self.resumed = Counter(
+            "octavo_resumed",
+            "Jobs that went on from their token logs: after another attempt, or a gap that the broker has left",
+            ["after"],
+            registry=registry,
+        )
         self.step_seconds = Histogram(
             "octavo_step_seconds", "Time of one step", buckets=STEP_BUCKETS, registry=registry
         )
@@ -99,6 +105,10 @@ class WorkerMetrics:
 
     def ended(self, outcome: str) -> None:
         self.jobs.labels(outcome).inc()
+
+    def went_on(self, after: str) -> None:
+        """A job goes on from its log: after another ``attempt`` or a ``gap``."""
+        self.resumed.labels(after).inc()
 
     def step(self, stats: StepStats, seconds: float) -> None:
         self.step_seconds.observe(seconds)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, Union
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from worker.params import AdmissionError
+from worker.engine import NOTHING_SAID
+from worker.params import AdmissionError, ReplayError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kvstore.page import PageName
     from worker.engine import Engine
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 2
 """Steps whose results the event loop has not taken, at most. The next one begins while it takes the last one's."""
+
+
+class Addition(NamedTuple):
+    """A request that the engine is to take in, as ``Engine.add`` has it."""
+
+    request: Request
+    said: Mapping[int, Sequence[int]]
+    ended: Collection[int]
 
 
 class Adoption(NamedTuple):
@@ -49,6 +58,8 @@ class Refused(NamedTuple):
     change: int
     request_id: str
     error: str
+    replay: bool = False
+    """It is not the request that is wrong, but what it is said to have said before."""
 
 
 class Stepped(NamedTuple):
@@ -67,7 +78,7 @@ class Stepped(NamedTuple):
     """What became of the pool's offers, in this step or since the last one."""
 
 
-Change = Union["Request", Adoption, str]
+Change = Addition | Adoption | str
 """What is to be added or taken in, or the id of what is to be aborted."""
 
 
@@ -91,9 +102,11 @@ class Stepper:
         self.step_began: float | None = None
         """Of the step that is under way, on the monotonic clock."""
 
-    def add(self, request: Request) -> int:
+    def add(
+        self, request: Request, said: Mapping[int, Sequence[int]] = NOTHING_SAID, ended: Collection[int] = ()
+    ) -> int:
         """The engine gets this request before its next step. Returns the number of the change."""
-        return self._post(request)
+        return self._post(Addition(request, said, ended))
 
     def adopt(self, adoption: Adoption) -> int:
         """The pool takes in these pages before the engine gets what is added later. Returns the number of the change.
@@ -172,9 +185,10 @@ class Stepper:
                 self._adopt(what, loop)
             else:
                 try:
-                    self._engine.add(what)
+                    self._engine.add(*what)
                 except AdmissionError as error:
-                    refused.append(Refused(number, what.request_id, str(error)))
+                    replay = isinstance(error, ReplayError)
+                    refused.append(Refused(number, what.request.request_id, str(error), replay))
         return tuple(refused)
 
     def _adopt(self, adoption: Adoption, loop: asyncio.AbstractEventLoop) -> None:
@@ -186,4 +200,4 @@ class Stepper:
 
 
 def _adds(what: Change, request_id: str) -> bool:
-    return not isinstance(what, str | Adoption) and what.request_id == request_id
+    return isinstance(what, Addition) and what.request.request_id == request_id

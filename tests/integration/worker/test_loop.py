@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
@@ -130,21 +130,54 @@ async def test_a_drain_finishes_what_was_accepted(broker: Broker, model_dir: Pat
     async with running_worker(broker, model_dir, tmp_path, max_running=2) as fleet:
         for i in range(4):
             await fleet.submit(f"r{i}", [9, 8, 7 + i], 40)
-        await fleet.tokens("r0", 1)
+        await until(lambda: read(fleet, 4), within_s=10)
         fleet.loop.drain()
         for i in range(4):
             assert len(joined(await fleet.ended(f"r{i}"))) == 40
     assert await Registry(broker).workers() == []
 
 
-async def test_a_drain_ends_at_its_grace_time(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
-    async with running_worker(broker, model_dir, tmp_path, grace=0.05) as fleet:
-        await fleet.submit("long", [5, 6, 7], LONG)
-        await fleet.tokens("long", 1)
+async def read(fleet: Fleet, jobs: int) -> bool:
+    """Whether the worker has so many jobs."""
+    (queue,) = await fleet.jobs.queues()
+    return (queue.undelivered, queue.pending) == (0, jobs)
+
+
+async def test_a_drain_reads_no_more(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
+    """What is not read by then is others' work: it stays in the stream as it is."""
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        await fleet.submit("read", [5, 6, 7], LONG)
+        await until(lambda: read(fleet, 1), within_s=10)
         fleet.loop.drain()
-        log = await fleet.ended("long")
-        assert log[-1].failure == job_pb2.FAILURE_UNAVAILABLE
-        assert log[-1].chunk.error == "worker w0 is leaving"
+        await until(lambda: stopped(fleet), within_s=10)
+        entry = await broker.call("XADD", broker.keys.jobs("w0"), "*", "request", "unread")
+        assert len(joined(await fleet.ended("read"))) == LONG
+        await until(lambda: ended(fleet), within_s=10)
+        assert [each[0] for each in await broker.call("XRANGE", broker.keys.jobs("w0"), "-", "+")] == [entry]
+        await broker.call("XDEL", broker.keys.jobs("w0"), entry)
+    assert await Registry(broker).workers() == []
+
+
+async def stopped(fleet: Fleet) -> bool:
+    return fleet.loop._intake.stopped
+
+
+async def test_what_has_not_ended_by_the_grace_time_is_left_as_it_is(
+    broker: Broker, model_dir: Path, tmp_path: Path
+) -> None:
+    async with running_worker(broker, model_dir, tmp_path, grace=0.05) as fleet:
+        await fleet.submit("long", [5, 6, 7], LONG, n=2)
+        await fleet.tokens("long", 2)
+        fleet.loop.drain()
+        await until(lambda: ended(fleet), within_s=10)
+        record, log = await fleet.jobs.get("long"), await fleet.log("long")
+        assert record is not None
+        assert record.state is JobState.RUNNING
+        assert record.ends == {}
+        assert {d.chunk.finish for d in log} == {0}
+        assert sum(record.next.values()) == sum(len(d.chunk.token_ids) for d in log) < 2 * LONG
+        assert fleet.metrics.get_sample_value("octavo_jobs_total", {"outcome": "left"}) == 1
+    assert await Registry(broker).workers() == []
 
 
 async def test_a_job_cancelled_before_its_first_step_is_never_run(
@@ -159,9 +192,9 @@ async def test_a_job_cancelled_before_its_first_step_is_never_run(
             assert gate.wait(20)
             return step()
 
-        def noted_add(request: Request) -> None:
+        def noted_add(request: Request, *past: Any) -> None:
             added.append(request.request_id)
-            add(request)
+            add(request, *past)
 
         monkeypatch.setattr(fleet.worker.engine, "step", gated_step)
         monkeypatch.setattr(fleet.worker.engine, "add", noted_add)
@@ -202,6 +235,7 @@ async def test_a_job_that_another_gateway_reads_outlives_its_first_gateway(
         await Registry(broker, lease_ttl_ms=60_000).renew_gateway(OTHER_GATEWAY)
         await fleet.submit("kept", [5, 6, 7], LONG)
         await fleet.submit("left", [5, 6, 8], LONG)
+        await fleet.submit("detached", [5, 6, 9], LONG, edit=detach)
         assert await fleet.submit("kept", [5, 6, 7], LONG, gateway=OTHER_GATEWAY) is Submitted.ATTACHED
         left = await fleet.ended("left")
         assert left[-1].chunk.finish == inference_pb2.ERROR
@@ -209,6 +243,11 @@ async def test_a_job_that_another_gateway_reads_outlives_its_first_gateway(
         kept = await fleet.ended("kept")
         assert kept[-1].chunk.finish == inference_pb2.LENGTH
         assert len(joined(kept)) == LONG
+        assert len(joined(await fleet.ended("detached"))) == LONG
+
+
+def detach(job: job_pb2.Job) -> None:
+    job.detached = True
 
 
 async def test_a_worker_whose_id_was_taken_stops(broker: Broker, model_dir: Path, tmp_path: Path) -> None:

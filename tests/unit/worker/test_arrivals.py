@@ -1,18 +1,24 @@
-"""Claims on their way to the engine: at once, or after their pages, unless they have ended by then."""
+"""Claims on their way to the engine: at once, after their pages or their logs, unless they have ended by then."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
+from kvstore.errors import BrokerUnreachable
 from kvstore.jobs import Claim
 from kvstore.page import names_of
-from octavo.v1 import job_pb2
+from octavo.v1 import inference_pb2, job_pb2
 from tests.unit.worker.page_store import BS, ROOT
+from worker import arrivals
 from worker.arrivals import NOT_YET, Arrivals
-from worker.journal import Journal
+from worker.journal import MAX_ROLLBACKS, Journal
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     from kvstore.page import PageName
     from worker.pages import Pages
     from worker.sequence import Request
@@ -29,8 +35,11 @@ class ScriptedStepper:
     def posted(self) -> int:
         return len(self.told)
 
-    def add(self, request: Request) -> None:
-        self.told.append(f"add {request.request_id}")
+    def add(
+        self, request: Request, said: Mapping[int, Sequence[int]] | None = None, ended: Collection[int] = ()
+    ) -> None:
+        past = "" if said is None else f" after {dict(said)}, {sorted(ended)}"
+        self.told.append(f"add {request.request_id}{past}")
 
     def abort(self, request_id: str) -> None:
         self.told.append(f"abort {request_id}")
@@ -41,13 +50,16 @@ class ScriptedPages:
 
     def __init__(self) -> None:
         self.come = asyncio.Event()
+        self.asked: list[tuple[int, ...]] = []
 
     def lacking(self, request: Request) -> list[PageName]:
-        return names_of(ROOT, request.prompt, BS)
+        self.asked.append(request.prompt)
+        return [] if request.prompt_logprobs is not None else names_of(ROOT, request.prompt, BS)
 
-    async def prepare(self, names: list[PageName]) -> None:
+    async def prepare(self, names: list[PageName]) -> int:
         assert names
         await self.come.wait()
+        return len(names)
 
 
 class World:
@@ -56,15 +68,57 @@ class World:
         self.stepper = ScriptedStepper()
         self.pages = ScriptedPages()
         given = cast("Pages", self.pages) if pages else None
-        self.arrivals = Arrivals(self.journal, cast("Stepper", self.stepper), given)
+        self.logs: dict[str, list[job_pb2.Delivery]] = {}
+        self.outages = 0
+        """Reads that fail before one works."""
+        self.readable = asyncio.Event()
+        self.readable.set()
+        self.failed: list[job_pb2.Delivery] = []
+        self.went_on: list[str] = []
+        self.arrivals = Arrivals(
+            self.journal, cast("Stepper", self.stepper), given, self._read, self._hand_over, self.went_on.append
+        )
 
-    def take(self, request_id: str, tokens: int, attempt: int = 1) -> None:
-        job = job_pb2.Job(request_id=request_id, prompt_token_ids=range(tokens))
-        self.arrivals.take(Claim(job, attempt, None, 0, "g", f"{attempt}-0"), now=0.0)
+    async def _read(self, request_id: str) -> list[job_pb2.Delivery]:
+        await self.readable.wait()
+        if self.outages:
+            self.outages -= 1
+            raise BrokerUnreachable("away")
+        return self.logs[request_id]
+
+    async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
+        self.failed += deliveries
+
+    def take(
+        self,
+        request_id: str,
+        tokens: int,
+        attempt: int = 1,
+        past: tuple[int, ...] = (),
+        ended: Collection[int] = (),
+        prompt_logprobs: int | None = None,
+    ) -> None:
+        job = job_pb2.Job(request_id=request_id, prompt_token_ids=range(tokens), n=max(len(past), 1))
+        if prompt_logprobs is not None:
+            job.prompt_logprobs = prompt_logprobs
+        self.arrivals.take(Claim(job, attempt, None, 0, "g", f"{attempt}-0", past, frozenset(ended)), now=0.0)
+
+    def log(self, request_id: str, *choices: Sequence[int]) -> None:
+        """A log in which each choice has said these tokens, one by one."""
+        chunks = [
+            inference_pb2.Chunk(choice=choice, start=start, token_ids=[token])
+            for choice, said in enumerate(choices)
+            for start, token in enumerate(said)
+        ]
+        self.logs[request_id] = [job_pb2.Delivery(request_id=request_id, attempt=1, chunk=chunk) for chunk in chunks]
+
+    async def prepared(self) -> None:
+        while self.arrivals.preparing:
+            await asyncio.gather(*self.arrivals.preparing)
 
     async def bring(self) -> None:
         self.pages.come.set()
-        await asyncio.gather(*self.arrivals.preparing)
+        await self.prepared()
 
 
 async def test_who_lacks_nothing_begins_at_once() -> None:
@@ -84,6 +138,7 @@ async def test_who_lacks_pages_begins_after_them_and_holds_up_nobody() -> None:
     await world.bring()
     assert world.stepper.told == ["add b", "add a"]
     assert world.journal.running["a"].since == 2
+    assert world.journal.running["a"].fetched_tokens == 1
 
 
 async def test_who_has_ended_meanwhile_does_not_begin() -> None:
@@ -104,3 +159,136 @@ async def test_a_new_attempt_takes_the_place_of_one_that_waits_for_its_pages() -
     assert world.stepper.told == ["abort a", "add a"]
     assert world.journal.running["a"].claim.attempt == 2
     assert world.journal.running["a"].since == 2
+
+
+# Those that go on
+
+
+async def test_who_has_said_something_goes_on_after_its_log() -> None:
+    world = World(pages=False)
+    world.log("a", [7, 8], [9])
+    world.readable.clear()
+    world.take("a", 3, attempt=2, past=(2, 1, 0), ended={1})
+    world.take("b", 1)
+    assert world.stepper.told == ["add b"]
+    assert world.journal.running["a"].since == NOT_YET
+    world.readable.set()
+    await world.prepared()
+    assert world.stepper.told == ["add b", "add a after {0: (7, 8), 1: (9,), 2: ()}, [1]"]
+    assert world.journal.running["a"].since == 2
+    assert world.journal.running["a"].next_index == [2, 1, 0]
+    assert world.went_on == ["attempt"]
+
+
+async def test_a_choice_that_has_ended_with_its_first_token_is_a_past_too() -> None:
+    world = World(pages=False)
+    world.log("a", [], [9])
+    world.take("a", 3, attempt=2, past=(0, 1), ended={1})
+    await world.prepared()
+    assert world.stepper.told == ["add a after {0: (), 1: (9,)}, [1]"]
+
+
+async def test_a_later_attempt_at_what_has_said_nothing_begins() -> None:
+    world = World(pages=False)
+    world.take("a", 3, attempt=2, past=(0, 0))
+    assert world.stepper.told == ["add a"]
+    assert world.went_on == []
+
+
+@pytest.mark.parametrize(("prompt_logprobs", "said"), [(None, (2, 3)), (1, (1, 3))])
+async def test_pages_are_fetched_for_what_was_said_too(prompt_logprobs: int | None, said: tuple[int, int]) -> None:
+    """Once the prompt's log-probabilities are told, nothing of it must be computed."""
+    world = World()
+    world.log("a", range(said[0]), range(50, 50 + said[1]))
+    world.take("a", BS, attempt=2, past=said, prompt_logprobs=prompt_logprobs)
+    await asyncio.sleep(0)
+    assert world.stepper.told == []
+    await world.bring()
+    assert world.pages.asked == [(*range(BS), 50, 51, 52)]
+    assert len(world.stepper.told) == 1
+
+
+async def test_an_outage_delays_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "RETRY_S", 0.0)
+    world = World(pages=False)
+    world.log("a", [7])
+    world.outages = 3
+    world.take("a", 3, attempt=2, past=(1,))
+    await world.prepared()
+    assert world.stepper.told == ["add a after {0: (7,)}, []"]
+
+
+async def test_who_has_ended_while_its_log_is_read_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "RETRY_S", 0.0)
+    for outages in (0, 10**9):
+        world = World(pages=False)
+        world.log("a", [7])
+        world.outages = outages
+        world.take("a", 3, attempt=2, past=(1,))
+        world.readable.clear()
+        await asyncio.sleep(0)
+        world.journal.drop("a")
+        world.readable.set()
+        await world.prepared()
+        assert (world.stepper.told, world.failed) == ([], [])
+
+
+async def test_a_log_that_lacks_something_ends_the_job() -> None:
+    world = World(pages=False)
+    world.log("a", [7], [])
+    world.take("a", 3, attempt=2, past=(1, 1))
+    await world.prepared()
+    assert world.stepper.told == []
+    assert [(each.chunk.choice, each.chunk.start, each.failure, each.chunk.error) for each in world.failed] == [
+        (choice, 1, job_pb2.FAILURE_UNAVAILABLE, "the broker lost a part of this job's output") for choice in (0, 1)
+    ]
+    assert world.journal.running == {}
+
+
+async def test_a_fault_of_ours_ends_the_job_and_nothing_else() -> None:
+    world = World(pages=False)
+    world.take("a", 3, attempt=2, past=(1,))
+    await world.prepared()
+    assert [(each.failure, each.chunk.error) for each in world.failed] == [(job_pb2.FAILURE_INTERNAL, "KeyError: 'a'")]
+
+
+# Gaps
+
+
+async def test_a_job_with_a_gap_goes_on_from_what_is_left() -> None:
+    world = World(pages=False)
+    world.take("a", 3, past=(0, 0))
+    job = world.journal.running["a"]
+    job.next_index = [5, 4]
+    world.log("a", [7, 8], [9])
+    assert world.arrivals.roll_back("a", 1, {0: 2})
+    assert world.journal.running["a"].since == NOT_YET
+    await world.prepared()
+    assert world.stepper.told == ["add a", "abort a", "add a after {0: (7, 8), 1: (9,)}, []"]
+    assert world.journal.running["a"].next_index == [2, 1]
+    assert world.went_on == ["gap"]
+
+
+async def test_a_second_gap_takes_the_place_of_the_first() -> None:
+    world = World(pages=False)
+    world.take("a", 3)
+    world.log("a", [7])
+    world.readable.clear()
+    assert world.arrivals.roll_back("a", 1, {0: 1})
+    await asyncio.sleep(0)
+    assert world.arrivals.roll_back("a", 1, {0: 0})
+    world.log("a", [])
+    world.readable.set()
+    await world.prepared()
+    assert world.stepper.told == ["add a", "abort a", "abort a", "add a after {0: ()}, []"]
+
+
+async def test_who_is_not_ours_or_was_rolled_back_too_often_is_not() -> None:
+    world = World(pages=False)
+    assert not world.arrivals.roll_back("a", 1, {0: 0})
+    world.take("a", 3)
+    world.log("a", [])
+    assert not world.arrivals.roll_back("a", 2, {0: 0})
+    rolled = [world.arrivals.roll_back("a", 1, {0: 0}) for _ in range(MAX_ROLLBACKS + 1)]
+    assert rolled == [True] * MAX_ROLLBACKS + [False]
+    await world.prepared()

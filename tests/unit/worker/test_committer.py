@@ -19,7 +19,7 @@ from worker.held import Held
 from worker.scheduling.block import Event, EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 A, B = BlockHash(b"a" * 32), BlockHash(b"b" * 32)
 
@@ -87,10 +87,19 @@ class Line:
         self.index = ScriptedIndex(self.members)
         self.held = Held()
         self.outcomes: list[tuple[str, Commit]] = []
-        self.committer = Committer(self.jobs, self.index, self.held, "w0", "incarnation", self._settled)
+        self.rolls_back: set[str] = set()
+        """Jobs that go on from what is left of them."""
+        self.lost: list[tuple[str, int, Mapping[int, int]]] = []
+        self.committer = Committer(
+            self.jobs, self.index, self.held, "w0", "incarnation", self._settled, self._roll_back
+        )
 
     def _settled(self, delivery: job_pb2.Delivery, outcome: Commit) -> None:
         self.outcomes.append((f"{delivery.request_id}{delivery.chunk.start}", outcome))
+
+    def _roll_back(self, request_id: str, attempt: int, known: Mapping[int, int]) -> bool:
+        self.lost.append((request_id, attempt, known))
+        return request_id in self.rolls_back
 
 
 @pytest.fixture
@@ -143,7 +152,7 @@ async def test_a_failed_commit_is_repeated(line: Line) -> None:
     assert line.outcomes == [("a0", Commit.DUPLICATE)]
 
 
-async def test_a_job_with_a_gap_is_ended_and_the_others_are_told_their_outcome(line: Line) -> None:
+async def test_a_job_with_a_gap_that_cannot_go_on_is_ended_and_the_others_are_told_their_outcome(line: Line) -> None:
     line.jobs.script = [CommitGap({"a": {0: 3}}), Commit.DUPLICATE]
     line.jobs.finishes = [BrokerUnreachable("flapping"), None]
     await line.committer.put([delivery("a", 7), delivery("b", 2), delivery("a", 8)])
@@ -151,6 +160,52 @@ async def test_a_job_with_a_gap_is_ended_and_the_others_are_told_their_outcome(l
     assert line.jobs.finished == ["a"]
     assert line.jobs.commits == [["a7", "b2", "a8"], ["b2"]]
     assert line.outcomes == [("a7", Commit.FENCED), ("b2", Commit.DUPLICATE), ("a8", Commit.FENCED)]
+
+
+async def test_a_job_with_a_gap_goes_on_and_what_was_queued_of_it_is_forgotten(line: Line) -> None:
+    """Up to the moment in which it is taken back: what comes later is new."""
+    line.rolls_back = {"a"}
+    line.jobs.gate.clear()
+    line.jobs.script = [CommitGap({"a": {0: 3}}), Commit.DUPLICATE]
+    await line.committer.put([delivery("a", 7), delivery("b", 2)])
+    await asyncio.sleep(0)  # on its way
+    await line.committer.put([delivery("a", 8), delivery("b", 3)])
+    await line.committer.put([delivery("a", 9)])
+    line.jobs.gate.set()
+    await line.committer.flushed()
+    await line.committer.put([delivery("a", 3), delivery("b", 4)])
+    await line.committer.flushed()
+    assert line.lost == [("a", 1, {0: 3})]
+    assert line.jobs.finished == []
+    assert line.jobs.commits == [["a7", "b2"], ["b2"], ["b3"], ["a3", "b4"]]
+    assert line.outcomes == [
+        ("b2", Commit.DUPLICATE),
+        ("b3", Commit.WRITTEN),
+        ("a3", Commit.WRITTEN),
+        ("b4", Commit.WRITTEN),
+    ]
+    assert line.committer.unsettled == 0
+
+
+async def test_a_job_may_have_gaps_again(line: Line) -> None:
+    line.rolls_back = {"a"}
+    line.jobs.script = [CommitGap({"a": {0: 3}}), Commit.WRITTEN, CommitGap({"a": {0: 1, 1: 0}})]
+    for start in (7, 3, 1):
+        await line.committer.put([delivery("a", start)])
+        await line.committer.flushed()
+    assert line.lost == [("a", 1, {0: 3}), ("a", 1, {0: 1, 1: 0})]
+    assert line.outcomes == [("a1", Commit.WRITTEN)]
+    assert line.jobs.commits == [["a7"], [], ["a3"], [], ["a1"]]
+
+
+async def test_of_several_gaps_each_is_judged(line: Line) -> None:
+    line.rolls_back = {"b"}
+    line.jobs.script = [CommitGap({"a": {0: 3}, "b": {1: 2}})]
+    await line.committer.put([delivery("a", 7), delivery("b", 5), delivery("c", 1)])
+    await line.committer.flushed()
+    assert line.jobs.finished == ["a"]
+    assert line.jobs.commits == [["a7", "b5", "c1"], ["c1"]]
+    assert line.outcomes == [("a7", Commit.FENCED), ("c1", Commit.WRITTEN)]
 
 
 # The prefix index

@@ -38,9 +38,17 @@ def make_job(request_id: str = "r1", n: int = 1) -> job_pb2.Job:
 
 
 def make_claim(
-    request_id: str = "r1", *, n: int = 1, attempt: int = 1, entry: str = "1-0", remaining: int | None = None
+    request_id: str = "r1",
+    *,
+    n: int = 1,
+    attempt: int = 1,
+    entry: str = "1-0",
+    remaining: int | None = None,
+    past: tuple[int, ...] = (),
+    ended: frozenset[int] = frozenset(),
+    cached: int = 0,
 ) -> Claim:
-    return Claim(make_job(request_id, n), attempt, remaining, 12, "gw", entry)
+    return Claim(make_job(request_id, n), attempt, remaining, 12, "gw", entry, past, ended, cached)
 
 
 def make_output(**changes: object) -> Output:
@@ -102,7 +110,7 @@ def test_every_field_of_a_job_reaches_the_engine() -> None:
         for message in (job_pb2.Job, inference_pb2.Sampling, inference_pb2.Stopping)
         for field in message.DESCRIPTOR.fields
     }
-    assert {renamed.get(name, name) for name in wire} - {"model"} == named
+    assert {renamed.get(name, name) for name in wire} - {"model", "detached"} == named
 
 
 def test_the_first_delivery_carries_the_route_and_the_last_the_usage() -> None:
@@ -154,74 +162,14 @@ def test_an_output_without_extras_has_a_chunk_without_them() -> None:
     assert delivery.chunk == inference_pb2.Chunk(token_ids=[11], text="a")
 
 
-# Several choices
-
-
-def test_a_job_runs_until_its_last_choice_has_ended() -> None:
+def test_nobodys_leaving_ends_a_detached_job() -> None:
     journal = Journal("w0")
-    journal.open(make_claim(n=3), now=0.0)
-    assert journal.open_choices == 3
-    deliveries = [journal.record(make_output(choice=choice), now=1.0) for choice in (0, 2, 1)]
-    assert [one is not None and one.HasField("route") for one in deliveries] == [True, False, False]
-    for turn, choice in enumerate((1, 0, 2)):
-        last = journal.record(make_output(choice=choice, start=1, finish=Finish.LENGTH, completion_tokens=2), now=2.0)
-        assert last is not None
-        # The tokens of all choices so far.
-        assert last.usage == inference_pb2.Usage(
-            prompt_tokens=3, cached_tokens=2, completion_tokens=4 + turn, attempts=1
-        )
-        assert last.chunk.choice == choice
-        assert journal.open_choices == 2 - turn
-        assert ("r1" in journal.running) == (turn < 2)
-
-
-def test_failing_a_job_ends_the_choices_that_are_open() -> None:
-    journal = Journal("w0")
-    journal.open(make_claim(n=3), now=0.0)
-    journal.record(make_output(choice=0, token_ids=(1, 2)), now=1.0)
-    journal.record(make_output(choice=1, finish=Finish.STOP), now=1.0)
-    deliveries = journal.fail("r1", job_pb2.FAILURE_DEADLINE, "too late")
-    assert [one.chunk for one in deliveries] == [
-        inference_pb2.Chunk(choice=0, start=2, finish=inference_pb2.ERROR, error="too late"),
-        inference_pb2.Chunk(choice=2, start=0, finish=inference_pb2.ERROR, error="too late"),
-    ]
-    usage = inference_pb2.Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3, attempts=1)
-    assert [one.usage for one in deliveries] == [usage] * 2
-    assert {one.failure for one in deliveries} == {job_pb2.FAILURE_DEADLINE}
-    assert journal.running == {}
-    assert journal.fail("r1", job_pb2.FAILURE_DEADLINE, "too late") == []
-
-
-def test_a_job_is_kept_until_redis_has_taken_the_end_of_every_choice() -> None:
-    journal = Journal("w0")
-    journal.open(make_claim(n=3), now=0.0)
-    ends = []
-    for choice in (0, 1, 2):
-        end = journal.record(make_output(choice=choice, finish=Finish.STOP), now=1.0)
-        assert end is not None
-        ends.append(end)
-        if choice == 0:  # taken while the others go on
-            assert not journal.settle(end)
-    assert journal.holds(make_claim(n=3))
-    assert not journal.settle(ends[1])
-    assert not journal.settle(ends[1])
-    assert journal.holds(make_claim(n=3))
-    assert journal.settle(ends[2])
-    assert not journal.holds(make_claim(n=3))
-    assert not journal.settle(ends[2])
-
-
-def test_the_end_of_another_attempt_settles_nothing() -> None:
-    journal = Journal("w0")
-    journal.open(make_claim(), now=0.0)
-    old = journal.record(make_output(finish=Finish.STOP), now=1.0)
-    journal.open(make_claim(attempt=2), now=2.0)
-    new = journal.record(make_output(finish=Finish.STOP), now=3.0)
-    assert old is not None
-    assert new is not None
-    assert not journal.settle(old)
-    assert journal.holds(make_claim(attempt=2))
-    assert journal.settle(new)
+    detached = make_claim("a")
+    detached.job.detached = True
+    journal.open(detached, now=0.0)
+    assert (journal.gateways(), journal.of_gateways({"gw"})) == (set(), [])
+    journal.open(make_claim("b"), now=0.0)
+    assert (journal.gateways(), journal.of_gateways({"gw"})) == ({"gw"}, [("b", "gw")])
 
 
 # What goes wrong

@@ -12,14 +12,14 @@ import pytest
 from kvstore.block_hash import root
 from kvstore.page import names_of
 from tests.unit.worker.test_journal import make_output
-from worker.params import AdmissionError, SamplingParams, StopParams
+from worker.params import AdmissionError, ReplayError, SamplingParams, StopParams
 from worker.scheduling.block import Event, EventKind
 from worker.sequence import Request
 from worker.step import EngineStats, StepOutput, StepStats
 from worker.stepper import AHEAD, Adoption, Refused, Stepped, Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
     from kvstore.page import PageName
     from worker.engine import Engine
@@ -42,10 +42,12 @@ class Scripted:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    def add(self, request: Request) -> None:
-        self.calls.append(f"add {request.request_id}")
+    def add(self, request: Request, said: Mapping[int, Sequence[int]], ended: Collection[int]) -> None:
+        self.calls.append(f"add {request.request_id}" + (f" after {dict(said)}, {[*ended]}" if said or ended else ""))
         if not request.prompt:
             raise AdmissionError("the prompt is empty")
+        if 99 in ended:
+            raise ReplayError("no such choice")
         self.running.append(request.request_id)
 
     def abort(self, request_id: str) -> None:
@@ -167,6 +169,20 @@ async def test_what_the_engine_refuses_is_told_with_its_change() -> None:
             told = await w.told.get()
         assert told.refused == (Refused(2, "empty", "the prompt is empty"),)
         assert told.output is None
+
+
+async def test_what_a_request_goes_on_from_reaches_the_engine() -> None:
+    async with world() as w:
+        w.stepper.add(request("a", 1), {0: (7, 8), 1: ()}, {2})
+        await w.in_step()
+        await w.step()
+        assert w.engine.calls == ["add a after {0: (7, 8), 1: ()}, [2]", "step"]
+
+
+async def test_a_past_that_cannot_be_is_told_from_a_request_that_is_wrong() -> None:
+    async with world() as w:
+        w.stepper.add(request("a", 1), {}, {99})
+        assert (await w.told.get()).refused == (Refused(1, "a", "no such choice", replay=True),)
 
 
 async def test_idleness_is_told_once_and_accounts_are_checked() -> None:
