@@ -11,7 +11,7 @@ import pytest
 from bench.chaos.checker import check, figures, oracle_of
 from bench.chaos.driver import Driver, Habits
 from bench.chaos.evidence import Rules, Run
-from bench.chaos.history import BAD, CANCEL, Recorder, Request, gather
+from bench.chaos.history import ATTACH, BAD, CANCEL, GENERATE, Recorder, Request, gather
 from bench.chaos.snapshot import is_idle, is_quiet, pools, scrape, snapshot
 from bench.chaos.traffic import GREEDY, Payload, bad_payloads
 from kvstore.embedded import find_server
@@ -129,13 +129,19 @@ async def test_a_gateway_that_stops_is_left_for_another(broker: Broker) -> None:
         hurry = asyncio.Event()
         hurry.set()
         await stage.gateways[first].stop(hurry)
-        await until(lambda: came(stage, 2), within_s=10)
+        await until(lambda: called(stage, 2), within_s=10)
         await stage.worker.commit(chunk(claim, 1, [3, 4], finish=inference_pb2.STOP))
         assert await sending == "r0"
         request = stage.requests()["r0"]
-        assert [call.status for call in request.calls] == ["UNAVAILABLE", "OK"]
+        assert [(call.began.verb, call.status) for call in request.calls] == [(GENERATE, "UNAVAILABLE"), (ATTACH, "OK")]
         assert request.calls[1].began.target != target
-        assert [token for one in request.calls[1].chunks for token in one.tokens] == [2, 3, 4]
+        assert request.calls[1].began.after == {0: 1}
+        assert [token for one in request.calls[1].chunks for token in one.tokens] == [3, 4]
+
+
+async def called(stage: Stage, calls: int) -> bool:
+    """Whether so many calls have begun."""
+    return len(stage.requests()["r0"].calls) >= calls
 
 
 async def came(stage: Stage, calls: int) -> bool:
