@@ -7,9 +7,9 @@ to it. Each schema has a file of its own, so that versions which share a folder 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,10 +29,13 @@ from kvstore.page_tables import (
     those_there,
     writing,
 )
+from kvstore.page_thread import DiskThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -40,6 +43,10 @@ SCHEMA: Final = 1
 FILE: Final = f"pages-{SCHEMA}.sqlite3"
 BUSY_S: Final = 2.0
 """How long one process waits for another one's write."""
+CLOSE_S: Final = 3.0
+"""How long what is under way may take when the database is closed, before it is interrupted; longer than BUSY_S."""
+INTERRUPTED_S: Final = 0.5
+"""And after that, before it is left to itself."""
 ASKED_AT_ONCE: Final = 256
 """Hashes in one question, some hundred microseconds."""
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -60,7 +67,7 @@ class DirPages:
         self._limits = limits
         self._readonly = readonly
         self._closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
+        self._thread = DiskThread("pages")
         self._database: sqlite3.Connection | None = None
         self._inode: int | None = None
         """Of the file that was opened last; None: there was none."""
@@ -154,13 +161,26 @@ class DirPages:
         return await self._run(tend)
 
     async def close(self) -> None:
-        """Closes the database; what is under way is finished."""
+        """Closes the database; what is under way is finished, if that takes no longer than CLOSE_S. A disk that hangs
+        holds up neither this nor the end of the process."""
         if self._closed:
             return
         self._closed = True
-        with suppress(sqlite3.Error):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
+        done, _ = await asyncio.wait([closing], timeout=CLOSE_S)
+        if not done:
+            self._interrupt()
+            done, _ = await asyncio.wait([closing], timeout=INTERRUPTED_S)
+        if not done:
+            logger.warning("pages in %s: the database does not close, and is left to itself", self._file)
+
+    def _interrupt(self) -> None:
+        """From another thread than the database's."""
+        database = self._database
+        if database is not None:
+            with suppress(sqlite3.Error):  # closed just now
+                database.interrupt()
 
     async def _run(self, do: Callable[[sqlite3.Connection], T]) -> T:
         """In the thread. Raises PageFolderError."""
