@@ -23,7 +23,8 @@ RANK_MS: Final = 10
 
 
 class PageRef(NamedTuple):
-    """A page in a store. Of those that are used together the ones with a higher ``rank`` are dropped first."""
+    """A page in a store. Of those that are used together the ones with a higher ``rank`` are dropped first. One with a
+    rank below 0 counts as used later than now."""
 
     hash: BlockHash
     rank: int

@@ -11,9 +11,9 @@
 -- ARGV 6... put and renew: name of each page, how long ago (ms) it counts as used, to put also its value. drop: names
 --
 -- put answers with 1 for each page that is there now and 0 for each that found no room; renew with 1 for each that is
--- there. put without a page only makes room: it drops what is over the budget, too old, or in the way of jobs, and answers
--- with 1 when there is more of that. One call drops 1000 pages at most, some milliseconds of the server's time: a page
--- for which more would have to go finds no room.
+-- there. put without a page only makes room: it drops what is over the budget, too old, or in the way of jobs, and what
+-- the server has evicted, and answers with 1 when there is more of that. One call drops 1000 pages at most, some
+-- milliseconds of the server's time: a page for which more would have to go finds no room.
 --
 -- Races closed: several workers put the same page, or one while another drops it. A server may also lose or expire
 -- pages, and either of these keys, by itself: a page is there if its own key is, whatever is written here.
@@ -88,6 +88,24 @@ local function make_room(size)
   return fits, #old == 64
 end
 
+-- Drops pages that the server has evicted by itself from the accounts. They are found as a server finds what has expired:
+-- some at random are looked at, and more while many of them are gone. Whether there may be many more.
+local function forget_evicted()
+  local looked_at = 64
+  local gone
+  repeat
+    gone = 0
+    for _, name in ipairs(redis.call('HRANDFIELD', sizes, looked_at)) do
+      if name ~= 'total' and length_of(name) == 0 then
+        drop(name)
+        gone = gone + 1
+      end
+    end
+    drops = drops - gone
+  until gone <= looked_at / 4 or drops <= 0
+  return gone > looked_at / 4
+end
+
 local function renew(name, age)
   local length = length_of(name)
   if length == 0 then
@@ -129,8 +147,9 @@ if operation == 'put' then
     answers[#answers + 1] = put(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2])
   end
   if #answers == 0 then
+    local many_gone = forget_evicted()
     local _, more = make_room(0)
-    answers[1] = more and 1 or 0
+    answers[1] = (more or many_gone) and 1 or 0
   end
 elseif operation == 'renew' then
   for i = 6, #ARGV, 2 do

@@ -130,6 +130,18 @@ async def test_of_a_prefix_the_end_goes_before_the_beginning(make: Make) -> None
     assert await store.hottest("f", 2) == hashes(8, 0)
 
 
+async def test_what_counts_as_used_later_than_now_goes_after_all_that_is_used_until_then(make: Make) -> None:
+    """Heads do, so that they need not be renewed with each of their tails."""
+    store = make(budget=3 * SIZE)
+    await store.put("f", [page(1), page(2, 1)])
+    assert await store.renew("f", [PageRef(hash_of(1), -500), PageRef(hash_of(2), -499)]) == [True, True]
+    for number in (3, 4, 5):
+        await asyncio.sleep(0.002)
+        await store.put("f", [page(number, 2)])
+    assert await store.hottest("f", 9) == hashes(1, 2, 5)
+    assert await store.tend() == Usage(3, 3 * SIZE)
+
+
 async def test_a_smaller_budget_holds_from_the_next_look_on(make: Make) -> None:
     await make().put("f", [page(number, number) for number in range(6)])
     small = make(budget=2 * SIZE)
