@@ -16,18 +16,19 @@ import time
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from kvstore.page import Fault, PageInvalid, PageName, names_of
+from kvstore.page import names_of
 from kvstore.page_store import PageRef
 from worker.break_even import BreakEven
 from worker.doubts import Doubts
-from worker.page_client import CALL_S
 from worker.page_metrics import ABSENT, LATE, UNREACHABLE
+from worker.page_reader import Pages, Reader
 from worker.stepper import Adoption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvstore.block_hash import BlockHash
+    from kvstore.page import PageName
     from worker.engine import Engine
     from worker.page_client import PageClient
     from worker.paging import Paging
@@ -47,7 +48,14 @@ LOOK_S: Final = 0.2
 LOG_S: Final = 60.0
 """How often the break-even line is logged while there are fetches."""
 
-Pages = list[tuple[PageName, memoryview]]
+
+class Coming:
+    """A fetch that others wait for, as they want the same pages."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+        self.handed: set[BlockHash] = set()
+        """Prefixes whose pages are on their way to the engine, or taken in."""
 
 
 class Fetch:
@@ -66,6 +74,7 @@ class Fetch:
         """``adopt`` hands pages to the engine's thread, which has at most ``buffer_bytes`` of them to take at a time.
         ``used`` is told which pages were of use. ``prefill_tok_s`` tells how fast this worker computes prompts."""
         self._client = client
+        self._reader = Reader(client)
         self._engine = engine
         self._paging = paging
         self._adopt = adopt
@@ -76,8 +85,8 @@ class Fetch:
         self._room = max(buffer_bytes // client.form.page_bytes, 1)
         """Pages that may still be on their way to the engine."""
         self._made_room = asyncio.Event()
-        self._coming: dict[BlockHash, asyncio.Event] = {}
-        """Pages that are looked for, with what is set when they are on their way to the engine, or won't be."""
+        self._coming: dict[BlockHash, Coming] = {}
+        """Pages that are looked for: by which fetch."""
         self._posted: set[BlockHash] = set()
         """Pages on their way to the engine."""
         self.doubts = Doubts(paging)
@@ -89,21 +98,26 @@ class Fetch:
             return []
         return self._lacking(names_of(self._engine.root_of(request.salt), request.prompt, self._client.form.block_size))
 
-    async def prepare(self, names: list[PageName]) -> None:
+    async def prepare(self, names: list[PageName]) -> int:
         """Has pages of what a prompt is ``lacking`` on their way to the engine when it returns, if that is worth it.
-        Raises nothing but CancelledError."""
-        rate = self._prefill_tok_s()
+        Raises nothing but CancelledError.
+
+        Returns how many tokens they hold, by whichever fetch they came. The engine has not taken all of them yet, and
+        nobody waits for that: it may still refuse some, if what they continue had to go.
+        """
+        rate, own = self._prefill_tok_s(), Coming()
         tokens, now = len(names) * self._client.form.block_size, time.monotonic()
         if not names or not self.break_even.worth_a_look(tokens, rate, now):
-            return
+            return 0
         limit = min(max(tokens / rate, LEAST_LIMIT_S), LIMIT_S)
         try:
             async with asyncio.timeout(limit):
-                await self._prepare(names, now + limit)
+                await self._prepare(names, now + limit, own)
         except TimeoutError:
             self._client.metrics.miss(LATE)
         except Exception:
             logger.exception("fetching pages failed")
+        return len(own.handed) * self._client.form.block_size
 
     async def fetch_hottest(self, most: int, busy: Callable[[], bool], until: float) -> int:
         """Fills free blocks of the pool with what the fleet used last, while the worker isn't ``busy``.
@@ -121,11 +135,11 @@ class Fetch:
                 break
             some = [hash_ for hash_ in (hashes or [])[start : start + client.at_once] if not self._paging.offers(hash_)]
             with self.doubts.held():
-                pages = await self._values(some, None, until)
+                pages = await self._reader.values(some, None, until)
                 for run in _runs(pages or []):
                     first, _ = run[0]
                     if not first.position or self._paging.offers(first.parent) or first.parent in self._posted:
-                        await self._hand_over(run, evict=False)
+                        await self._hand_over(run, set(), evict=False)
                         handed += len(run)
         return handed
 
@@ -135,24 +149,24 @@ class Fetch:
                 return list(takewhile(lambda name: name.hash not in self._paging.doubted, names[index:]))
         return []
 
-    async def _prepare(self, names: list[PageName], until: float) -> None:
+    async def _prepare(self, names: list[PageName], until: float, own: Coming) -> None:
         while names and (coming := self._coming.get(names[0].hash)) is not None:
-            await coming.wait()  # another request has the same prefix
+            await coming.done.wait()  # another request has the same prefix
+            own.handed |= coming.handed.intersection(name.hash for name in names)
             names = self._lacking(names)
         if not names:
             return
-        done = asyncio.Event()
         mine = [name.hash for name in names if name.hash not in self._coming]
-        self._coming |= dict.fromkeys(mine, done)
+        self._coming |= dict.fromkeys(mine, own)
         try:
             async with self._turns:
-                await self._fetch(names, until)
+                await self._fetch(names, until, own)
         finally:
             for hash_ in mine:
                 del self._coming[hash_]
-            done.set()
+            own.done.set()
 
-    async def _fetch(self, names: list[PageName], until: float) -> None:
+    async def _fetch(self, names: list[PageName], until: float, own: Coming) -> None:
         client, metrics, size = self._client, self._client.metrics, self._client.form.block_size
         hashes = [name.hash for name in names]
         began = time.monotonic()
@@ -174,9 +188,9 @@ class Fetch:
         names = names[: self.break_even.most(covered * size, self._prefill_tok_s(), now) // size] if covered else []
         if names:
             with self.doubts.held():
-                await self._bring(names, until)
+                await self._bring(names, until, own)
 
-    async def _bring(self, names: list[PageName], until: float) -> None:
+    async def _bring(self, names: list[PageName], until: float, own: Coming) -> None:
         """Fetches, checks and hands over, some at a time, until something is missing or time is up."""
         client = self._client
         size, began = client.form.block_size, time.monotonic()
@@ -184,12 +198,12 @@ class Fetch:
         try:
             while found < len(names):
                 some = names[found : found + client.at_once]
-                pages = await self._values([name.hash for name in some], some, until)
+                pages = await self._reader.values([name.hash for name in some], some, until)
                 if pages:
                     found += len(pages)
                     handing = time.monotonic()
                     try:
-                        await self._hand_over(pages, evict=True)
+                        await self._hand_over(pages, own.handed, evict=True)
                     finally:  # what the engine takes is not the store's time
                         waited += time.monotonic() - handing
                 if pages is None or len(pages) < len(some):
@@ -202,74 +216,21 @@ class Fetch:
         self._used([PageRef(name.hash, name.position) for name in names[:found]])
         self._tell()
 
-    async def _values(
-        self, hashes: Sequence[BlockHash], names: Sequence[PageName] | None, until: float
-    ) -> Pages | None:
-        """Sound pages under these hashes, up to the first that is not. None: no store, or none that is fast enough.
-
-        ``names``: what they must be; without, the pages tell it themselves, and all that are sound are given.
-        """
-        client, metrics = self._client, self._client.metrics
-        left = until - time.monotonic()
-        if left <= 0:
-            metrics.miss(LATE)
-            return None
-        values = await client.call(
-            lambda: client.store.fetch(client.form.fingerprint, hashes), limit_s=min(left, CALL_S), reads=True
-        )
-        if values is None:
-            metrics.miss(LATE if time.monotonic() >= until else UNREACHABLE)
-            return None
-        if len(values) < len(hashes):
-            metrics.miss(ABSENT)
-        metrics.moved("in", sum(map(len, values)))
-        pages, wrong = await client.beside(lambda: self._checked(values, hashes, names))
-        metrics.pages("fetched", len(pages))
-        for hash_, fault in wrong:
-            metrics.miss(fault.value)
-            logger.warning("page %s is deleted, as it can't be used: %s", hash_.hex(), fault.value)
-        if wrong:
-            await client.call(lambda: client.store.drop(client.form.fingerprint, [hash_ for hash_, _ in wrong]))
-        return pages
-
-    def _checked(
-        self, values: Sequence[bytes], hashes: Sequence[BlockHash], names: Sequence[PageName] | None
-    ) -> tuple[Pages, list[tuple[BlockHash, Fault]]]:
-        """Sound pages, and what is wrong with others. In the thread for checksums."""
-        form, pages = self._client.form, Pages()
-        wrong: list[tuple[BlockHash, Fault]] = []
-        for index, (value, hash_) in enumerate(zip(values, hashes, strict=False)):
-            try:
-                name, payload = form.read(value)
-                if name.hash != hash_ or (names is not None and name != names[index]):
-                    raise PageInvalid(Fault.PLACE)
-            except PageInvalid as invalid:
-                fault = invalid.fault
-            except Exception:  # a fault of ours: this page would raise it again and again
-                logger.exception("page %s can't be read", hash_.hex())
-                fault = Fault.NOT_A_PAGE
-            else:
-                pages.append((name, payload))
-                continue
-            if names is not None:
-                return pages, [(hash_, fault)]
-            if fault is not Fault.LAYOUT:  # such a page is sound, and another fleet's: one with other blocks, say
-                wrong.append((hash_, fault))
-        return pages, wrong
-
-    async def _hand_over(self, pages: Pages, *, evict: bool) -> None:
-        """To the engine's thread, once it has room for them."""
+    async def _hand_over(self, pages: Pages, handed: set[BlockHash], *, evict: bool) -> None:
+        """To the engine's thread, once it has room for them. ``handed`` has those that it did not refuse."""
         while self._room < len(pages) and self._posted:
             self._made_room.clear()
             await self._made_room.wait()
         names, hashes = [name for name, _ in pages], [name.hash for name, _ in pages]
         self._room -= len(pages)
         self._posted.update(hashes)
+        handed.update(hashes)
         self.doubts.hold()
 
         def taken(count: int) -> None:
             self._client.metrics.pages("adopted", count)
             self._posted.difference_update(hashes)
+            handed.difference_update(hashes[count:])
             self._room += len(hashes)
             self._made_room.set()
             self.doubts.release()

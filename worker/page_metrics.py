@@ -11,9 +11,10 @@ from kvstore.page import Fault
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-EVENTS: Final = ("stored", "renewed", "dropped", "refused", "fetched", "adopted", "doubted")
+EVENTS: Final = ("stored", "renewed", "dropped", "refused", "fetched", "adopted", "doubted", "heads")
 """Stored: written to the store. Renewed: it was there already. Dropped: given up by the pool, and not stored. Refused:
-by a store without room. Fetched: read and found sound. Adopted: offered by the pool, by then. Doubted: deleted."""
+by a store without room. Fetched: read and found sound. Adopted: offered by the pool, by then. Doubted: deleted. Heads:
+read for the store, though not given up by the pool, as pages that were stored continue them."""
 ABSENT: Final = "absent"
 LATE: Final = "late"
 UNREACHABLE: Final = "unreachable"

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.page_dir import DirPages
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageLimits
+from worker.errors import StuckError
 from worker.fetch import Fetch
 from worker.page_client import PageClient
 from worker.spill import Spill
+from worker.stepper import Adoption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -24,15 +26,17 @@ if TYPE_CHECKING:
     from kvstore.page_store import PageStore
     from worker.config import PagesConfig
     from worker.engine import Engine
+    from worker.heads import Place
     from worker.page_metrics import PageMetrics
     from worker.sequence import Request
     from worker.step import Spilled, StepOutput
-    from worker.stepper import Adoption
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SAVE_S: Final = 5.0
-"""How long a worker that ends may take to store what its pool has cached."""
+"""How long a worker that ends may take to store what its pool has cached, or wait for a step that is under way."""
 FORGET_S: Final = 2.0
 """And to delete what is in doubt, before that."""
 WARM_S: Final = 60.0
@@ -56,7 +60,7 @@ class Pages:
         self._config = config
         self._client = PageClient(store, form, metrics)
         self._metrics = metrics
-        self._spill = Spill(self._client, config.buffer, self._deleted)
+        self._spill = Spill(self._client, config.buffer, self._deleted, self._want)
         self._fetch: Fetch | None = None
         self._passed_over = 0
         self._blocks = 0
@@ -68,6 +72,8 @@ class Pages:
         prompts are computed now."""
         assert engine.paging is not None
         self._paging = engine.paging
+        self._paging.waiting = engine._scheduler.waiting
+        self._adopt = adopt
         self._blocks = blocks
         self._fetch = Fetch(
             self._client, engine, engine.paging, adopt, self._spill.used, prefill_tok_s, self._config.buffer
@@ -86,6 +92,11 @@ class Pages:
         if self._fetch is not None:
             self._fetch.doubts.deleted(doubted)
 
+    def _want(self, places: Sequence[Place]) -> None:
+        """The engine's thread reads them between steps, when it is given something to take in: here nothing."""
+        self._paging.want(places)
+        self._adopt(Adoption((), (), evict=False, taken=lambda _: self._spill.wanted(self._paging.take_wanted())))
+
     def parts(self, busy: Callable[[], bool]) -> dict[str, Coroutine[None, None, None]]:
         """What runs beside the loop, by name; none ever returns. ``busy``: whether there are jobs."""
         return {"spill": self._spill.run(), "pages": self._spill.tend(), "warm": self._warm(busy)}
@@ -103,7 +114,8 @@ class Pages:
         await asyncio.Event().wait()
 
     def took(self, output: StepOutput) -> None:
-        """A step's results: what left the pool is to be stored."""
+        """A step's results: what left the pool is to be stored, and so is what it continues."""
+        self._spill.continued(self._paging.take_heads())
         self._spill.offer(output.spilled)
         if output.doubted:
             self._spill.doubt(output.doubted)
@@ -114,10 +126,11 @@ class Pages:
         """Blocks of a prompt that ``prepare`` may bring."""
         return [] if self._fetch is None else self._fetch.lacking(request)
 
-    async def prepare(self, names: list[PageName]) -> None:
-        """Fetches what the pool is lacking, if that is worth it."""
+    async def prepare(self, names: list[PageName]) -> int:
+        """Fetches what the pool is lacking, if that is worth it. Returns how many tokens have come: they are on their
+        way to the engine, or taken in. It may still refuse some, so no more than the prompt's hits are of use."""
         assert self._fetch is not None
-        await self._fetch.prepare(names)
+        return await self._fetch.prepare(names)
 
     async def forget(self) -> None:
         """Deletes what is in doubt still, before the worker ends, however it does."""
@@ -129,25 +142,29 @@ class Pages:
             logger.warning("pages in doubt could not be deleted in %.1f s", FORGET_S)
 
     async def save(self, engines_thread: Executor) -> None:
-        """Stores what the pool has cached, before the worker ends: when there are no steps any more."""
-        began = time.monotonic()
+        """Stores what the pool has cached, before the worker ends: when no step begins any more.
+
+        Raises StuckError when a step that is under way has not come back by then: a process that ends waits for its
+        threads, and for that one maybe for ever."""
+        began, engine = time.monotonic(), Between(engines_thread)
         try:
             async with asyncio.timeout(SAVE_S):
-                saved, cached = await self._save(engines_thread, began + SAVE_S)
-        except TimeoutError:  # of the store, or of a step that does not come back
+                saved, cached = await self._save(engine, began + SAVE_S)
+        except TimeoutError:
+            if engine.asked:
+                raise StuckError(f"a step has not come back in the {SAVE_S:g} s of a worker's end") from None
             logger.warning("pages: what is cached could not be stored in %.1f s", SAVE_S)
         except Exception:  # a fault of ours: the worker ends as it would without pages
             logger.exception("storing the cached pages failed")
         else:
             logger.info("pages: %d of %d cached blocks are stored, in %.1f s", saved, cached, time.monotonic() - began)
 
-    async def _save(self, engines_thread: Executor, until: float) -> tuple[int, int]:
+    async def _save(self, engine: Between, until: float) -> tuple[int, int]:
         """How many are stored, of how many."""
-        loop = asyncio.get_running_loop()
-        names = await loop.run_in_executor(engines_thread, self._paging.cached)
+        names = await engine.do(self._paging.cached)
 
         async def read(some: Sequence[PageName]) -> list[Spilled]:
-            return await loop.run_in_executor(engines_thread, self._paging.read, some)
+            return await engine.do(lambda: self._paging.read(some))
 
         saved = await self._spill.save(names, read, self._config.budget, until)
         await self._spill.flush(until)
@@ -156,3 +173,19 @@ class Pages:
     async def close(self) -> None:
         """The store is not used any more."""
         await self._client.close()
+
+
+class Between:
+    """The engine's thread, when it has no step to do."""
+
+    def __init__(self, thread: Executor) -> None:
+        self._thread = thread
+        self.asked = False
+        """Whether it has not answered yet."""
+
+    async def do(self, what: Callable[[], T]) -> T:
+        """In that thread, after a step that is under way."""
+        self.asked = True
+        answer = await asyncio.get_running_loop().run_in_executor(self._thread, what)
+        self.asked = False
+        return answer

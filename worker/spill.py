@@ -3,8 +3,9 @@
     engine's thread ──Spilled──▶ buffer ──▶ encode, in a thread ──▶ store
                                  bounded: what finds no room is not even read
 
-A page that is in the store already is renewed, not written again. What is in doubt is deleted before anything else is
-written; of what waits, pages that are in doubt are dropped.
+A page that is in the store already is renewed, not written again; so is what it continues (``worker.heads``), which the
+pool is asked for where the store lacks it. What is in doubt is deleted before anything else is written; of what waits,
+pages that are in doubt are dropped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kvstore.page_store import RANK_MS, PageRef, StoredPage
+from worker.heads import Heads
 from worker.page_client import CALL_S
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from kvstore.block_hash import BlockHash
     from kvstore.page import PageName
+    from worker.heads import Place
     from worker.page_client import PageClient
     from worker.step import Spilled
 
@@ -34,7 +37,7 @@ MOST_A_STEP: Final = 64
 MOST_USED: Final = 8192
 """Pages that wait to be counted as used, at most."""
 MOST_RENEWED: Final = 512
-"""Of these, in one call."""
+"""Of these, or of heads, in one call."""
 TEND_S: Final = 5.0
 """How often the store is tended."""
 
@@ -47,12 +50,17 @@ class Spill:
         client: PageClient,
         buffer_bytes: int,
         deleted: Callable[[Sequence[BlockHash]], object] = lambda _: None,
+        want: Callable[[Sequence[Place]], object] = lambda _: None,
     ) -> None:
         """``buffer_bytes``: of pages that wait, but one always may; those being written count too, and those that the
-        engine's thread has read and not told of yet. ``deleted`` is told which doubted prefixes have no page any more.
-        """
+        engine's thread has read and not told of yet. ``deleted`` is told which doubted prefixes have no page any more;
+        ``want``, which blocks the store lacks: ``wanted`` answers it."""
         self._client = client
         self._deleted = deleted
+        self._want = want
+        self._heads = Heads()
+        self._wanting = False
+        """Whether an answer to ``want`` is still to come."""
         self._most = max(buffer_bytes // client.form.page_bytes, 1)
         self._waiting: deque[Spilled] = deque()
         self._doubts: deque[BlockHash] = deque()
@@ -95,18 +103,31 @@ class Spill:
         self._used.extend(refs)
         self._told()
 
+    def continued(self, chains: Iterable[Sequence[BlockHash]]) -> None:
+        """Pages that were used continue these: the hashes of all blocks before them, from the first one on."""
+        self._heads.continued(chains, time.monotonic())
+        self._told()
+
+    def wanted(self, pages: Sequence[Spilled]) -> None:
+        """What was wanted, as far as it is offered still and could be read."""
+        self._wanting = False
+        self._client.metrics.pages("heads", len(pages))
+        self.offer(pages)
+        self._ask()
+
     async def run(self) -> None:
         """Writes what waits. Never returns."""
         while True:
             await self._news.wait()
-            while self._doubts or self._waiting or self._used:
+            while self._anything:
                 await self._client.until_allowed()
                 if self._doubts:
                     await self._delete_some()
                     continue
                 await self._renew_used()
-                if self._waiting:
+                if self._waiting or self._heads:
                     await self._write_some()
+                self._ask()
             self._news.clear()
 
     async def tend(self) -> None:
@@ -166,9 +187,9 @@ class Spill:
         """The next of what waits, as much as goes into one call. What can't be asked about stays, also when this is
         cancelled."""
         pages = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._client.at_once))]
-        done = False
+        heads, done = self._heads.take(MOST_RENEWED), False
         try:
-            done = await self._store(pages)
+            done = await self._store(pages, heads)
         except Exception:  # a fault of ours: it costs these pages, and no request
             logger.exception("storing pages failed")
             self._client.metrics.pages("dropped", len(pages))
@@ -178,6 +199,7 @@ class Spill:
                 self._pages -= len(pages)
             else:
                 self._keep(pages)
+                self._heads.failed(heads)
             self._gauge()
 
     def _keep(self, pages: Sequence[Spilled]) -> None:
@@ -209,20 +231,32 @@ class Spill:
         self._deleted(doubted)
         return True
 
-    async def _store(self, pages: list[Spilled]) -> bool:
-        """Whether it is done with, in whatever way: pages that the store fails on are not tried again."""
+    def _ask(self) -> None:
+        """For heads that the store lacks, as many as there is room for."""
+        if not self._wanting:
+            lacking = self._heads.lacking(min(self._most - self._pages, MOST_A_STEP))
+            if lacking:
+                self._wanting = True
+                self._want(lacking)
+
+    async def _store(self, pages: list[Spilled], heads: Sequence[PageRef]) -> bool:
+        """Whether it is done with, in whatever way: pages that the store fails on are not tried again. What they
+        continue is renewed with them."""
         refs = {PageRef(page.name.hash, page.name.position): page for page in pages}
-        missing = await self._missing([*refs])
+        missing = await self._missing([*refs], heads)
         if missing:
             await self._put([(ref, refs[ref]) for ref in missing])
         return missing is not None
 
-    async def _missing(self, refs: Sequence[PageRef]) -> list[PageRef] | None:
-        """Those that are not in the store; the others count as used. None: the store can't be asked."""
-        client = self._client
-        there = await client.call(lambda: client.store.renew(client.form.fingerprint, refs)) if refs else []
+    async def _missing(self, refs: Sequence[PageRef], heads: Sequence[PageRef] = ()) -> list[PageRef] | None:
+        """Those that are not in the store; the others count as used, and so do heads. None: the store can't be
+        asked."""
+        client, began, asked = self._client, time.monotonic(), [*refs, *heads]
+        there = await client.call(lambda: client.store.renew(client.form.fingerprint, asked)) if asked else []
         if there is None:
             return None
+        there, heads_there = there[: len(refs)], there[len(refs) :]
+        self._heads.renewed(heads, heads_there, began)
         client.metrics.pages("renewed", sum(there))
         return [ref for ref, is_there in zip(refs, there, strict=True) if not is_there]
 
@@ -241,9 +275,13 @@ class Spill:
         client.metrics.moved("out", sum(taken) * client.form.value_bytes)
         return all(taken)
 
+    @property
+    def _anything(self) -> bool:
+        return bool(self._doubts or self._waiting or self._used or self._heads)
+
     def _told(self) -> None:
         self._gauge()
-        if self._doubts or self._waiting or self._used:
+        if self._anything:
             self._news.set()
 
     def _gauge(self) -> None:

@@ -61,7 +61,7 @@ CORE = {
         "worker.detokenize",
         "worker.step",
     },
-    "paging": {"worker.scheduling.block_pool", "worker.step"},
+    "paging": {"worker.sequence", "worker.scheduling.block_pool", "worker.step"},
     "engine": {
         "worker.paging",
         "worker.params",

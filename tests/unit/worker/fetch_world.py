@@ -64,6 +64,6 @@ class World:
     def offered(self) -> list[int]:
         return [index for index, name in enumerate(self.names) if self.paging.offers(name.hash)]
 
-    async def prepare(self, **changes: object) -> None:
+    async def prepare(self, **changes: object) -> int:
         async with asyncio.timeout(10):
-            await self.fetch.prepare(self.fetch.lacking(request("a", PROMPT, **changes)))  # type: ignore[arg-type]
+            return await self.fetch.prepare(self.fetch.lacking(request("a", PROMPT, **changes)))  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ class MemoryPages:
         self.room = 1000
         """Pages."""
         self.calls: list[str] = []
+        self.renewed: list[list[PageRef]] = []
+        """In each call."""
         self.fails = False
         self.held = asyncio.Event()
         """Calls wait for it."""
@@ -54,6 +56,7 @@ class MemoryPages:
 
     async def renew(self, _: str, refs: Sequence[PageRef]) -> list[bool]:
         await self._answer("renew")
+        self.renewed.append([*refs])
         return [ref.hash in self.values for ref in refs]
 
     async def put(self, _: str, pages: Sequence[StoredPage]) -> list[bool]:

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from kvstore.page import names_of
@@ -15,11 +15,9 @@ from tests.unit.worker.engine_run import BS, engine_of, prompt_of, request, run
 from tests.unit.worker.page_store import FORM, MemoryPages
 from worker import pages as paging
 from worker.config import PagesConfig
+from worker.errors import StuckError
 from worker.page_metrics import PageMetrics
 from worker.pages import Pages
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class World:
@@ -67,16 +65,30 @@ async def test_a_store_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.Monke
     await world.pages.close()
 
 
-async def test_what_is_cached_is_saved_unless_a_step_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, step = World(), threading.Event()
+async def test_what_is_cached_is_saved() -> None:
+    world = World()
     with ThreadPoolExecutor(1) as thread:
         await world.pages.save(thread)
-        assert [*world.store.values] == world.hashes
-        world.store.values.clear()
-        monkeypatch.setattr(paging, "SAVE_S", 0.1)
-        thread.submit(step.wait)
-        async with asyncio.timeout(10):
-            await world.pages.save(thread)
-        step.set()
+    assert [*world.store.values] == world.hashes
+    await world.pages.close()
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+async def test_a_step_that_does_not_come_back_is_told(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process would wait for its thread for ever; who gets this ends it without."""
+    monkeypatch.setattr(paging, "SAVE_S", 0.2)
+    world, step = World(), threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        if when == "before":
+            thread.submit(step.wait)
+        else:
+            cached = world.paging.cached
+            monkeypatch.setattr(world.paging, "cached", lambda: (thread.submit(step.wait), cached())[1])
+        try:
+            async with asyncio.timeout(10):
+                with pytest.raises(StuckError, match=r"a step has not come back in the 0\.2 s"):
+                    await world.pages.save(thread)
+        finally:
+            step.set()
     assert not world.store.values
     await world.pages.close()
