@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FLOOR = (7, 0)
-"""Oldest Redis version. Valkey reports the Redis version that it is compatible with: 7.2.4, whichever of its own it is."""
+"""Oldest Redis version. Valkey, of any version, reports the one of Redis that it is compatible with: 7.2.4."""
 
 _BACKOFF_BASE_S = 0.05
 _BACKOFF_CAP_S = 1.0
@@ -240,17 +240,17 @@ async def _check_server(broker: Broker) -> None:
 def harm_of(policy: str) -> tuple[int, str] | None:
     """What a `maxmemory-policy` may do to a fleet, and how loudly to say so (a level of logging); None: nothing.
 
-    What is work never has a TTL: so a policy that evicts only keys with one cannot lose an accepted job, but it can take
-    a lease for a cache.
+    What is work never has a TTL: so a policy that evicts only keys with one cannot lose an accepted job, but it can
+    take a lease for a cache.
     """
     if policy == "noeviction":
         return None
     if policy.startswith("volatile-"):
         return logging.WARNING, (
-            f"with maxmemory-policy {policy}, leases of workers that are alive, and answers that callers have not fetched"
-            " yet, may vanish once maxmemory is reached; accepted jobs are safe. Set it to noeviction."
+            f"with maxmemory-policy {policy}, leases of workers that are alive, and answers that callers have not"
+            " fetched yet, may vanish once maxmemory is reached; accepted jobs are safe. Set it to noeviction."
         )
     return logging.ERROR, (
-        f"with maxmemory-policy {policy}, ACCEPTED JOBS MAY BE LOST once maxmemory is reached. Set it to noeviction, and"
-        " keep pages in a server of their own."
+        f"with maxmemory-policy {policy}, ACCEPTED JOBS MAY BE LOST once maxmemory is reached. Set it to noeviction,"
+        " and keep pages in a server of their own."
     )

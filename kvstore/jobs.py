@@ -301,4 +301,3 @@ class Jobs:
     async def queues(self) -> list[QueueInfo]:
         """All workers' streams, by worker id. Two round trips."""
         return await queues_module.queues(self._broker)
-

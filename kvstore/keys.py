@@ -52,7 +52,8 @@ name                            type                what
                                                     and replay. Bounded by number and size.
 ``gateway:<incarnation>``       string with TTL     lease of a gateway.
 ``channel:<incarnation>``       pub/sub             to a gateway: octavo.v1.Deliveries. To a worker: a request id that
-                                                    was ended from outside. Only a doorbell: the log and the job decide.
+                                                    was ended from outside, or moved to another worker. Only a
+                                                    doorbell: the log and the job decide.
 ``help:<fingerprint>``          pub/sub             calls of workers that have jobs waiting which they can't read yet,
                                                     for others with the same pages (``kvstore.help``).
 ``model:<fingerprint>``         hash with TTL       what a gateway needs to serve a model without having it: the

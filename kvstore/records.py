@@ -195,8 +195,8 @@ def parse_job(payload: bytes | int | None, request_id: str) -> job_pb2.Job:
 def parse_positions(
     told: Sequence[bytes | int | None], choices: bytes | int | None, job: job_pb2.Job
 ) -> tuple[tuple[int, ...], frozenset[int]]:
-    """Next index of each choice, and the choices that have ended, from what scripts tell of a job: next index and end of
-    each, or nothing where nothing can be committed. Raises ValueError when that isn't what we write."""
+    """Next index of each choice, and the choices that have ended, from what scripts tell of a job: next index and end
+    of each, or nothing where nothing can be committed. Raises ValueError when that isn't what we write."""
     count = number(choices, MAX_CHOICES)
     if count != max(job.n, 1):
         raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {count} by its hash")

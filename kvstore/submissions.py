@@ -78,9 +78,7 @@ async def submit(
     return Submitted(answer.decode())
 
 
-async def attach(
-    broker: Broker, request_id: str, digest: bytes | None, caller: str, gateway: str
-) -> Attached | None:
+async def attach(broker: Broker, request_id: str, digest: bytes | None, caller: str, gateway: str) -> Attached | None:
     """None: there is no such job. ACCEPTED: this caller asked for it last."""
     names = [broker.keys.job(request_id)]
     args = [digest or b"", caller or new_caller(), gateway, "1" if digest is None else ""]

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.client import Broker, BrokerConfig, connect
 from kvstore.doorbell import RECONNECTED, Doorbell
-from kvstore.jobs import Claim, Commit, Entry, JobRecord, Jobs, Submitted
+from kvstore.jobs import Claim, Commit, Entry, JobRecord, Jobs, Rehomed, Submitted, Target
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from kvstore.token_log import decode, read
 from octavo.v1 import inference_pb2, job_pb2
@@ -95,6 +95,12 @@ class Stage:
     async def commit(self, worker: WorkerInfo, *step: job_pb2.Delivery) -> list[Commit]:
         """Commits one step."""
         return (await self.jobs.commit(worker.id, worker.incarnation, step)).outcomes
+
+    async def rehome(self, target: WorkerInfo | None, *, prefill: int = 0, predicted: int = 0) -> dict[str, Rehomed]:
+        """Finds orphans, and moves all of them to one worker; what became of each."""
+        to = Target(target.id, target.incarnation, prefill, predicted) if target is not None else None
+        found = await self.jobs.orphans()
+        return {orphan.job.request_id: await self.jobs.rehome(orphan, to) for orphan in found}
 
     async def record(self, request_id: str) -> JobRecord:
         """Of a job that is there."""
@@ -197,6 +203,16 @@ class Ear:
             await self._heard.put(payload)
 
 
+async def settled(broker: Broker) -> None:
+    """A server that was just started gives leases time to be renewed."""
+
+    async def long_up() -> bool:
+        info = await broker.call("INFO", "server")
+        return bool(info["uptime_in_seconds"] * 1000 > SHORT_TTL_MS + 1000)
+
+    await until(long_up)
+
+
 async def until(check: Callable[[], Awaitable[T]], *, patience_s: float = 10.0) -> T:
     """Asks until the answer is true: for what only the server's clock decides."""
     async with asyncio.timeout(patience_s):
@@ -220,11 +236,20 @@ async def brief(broker: Broker) -> AsyncIterator[Stage]:
         yield stage
 
 
+@pytest.fixture
+async def mortal(broker: Broker) -> AsyncIterator[Stage]:
+    """Leases do not lapse by themselves, but who has perished is taken for dead."""
+    async with set_stage(broker, LONG_TTL_MS, SHORT_TTL_MS) as stage:
+        yield stage
+
+
 @asynccontextmanager
-async def set_stage(broker: Broker, lease_ttl_ms: int) -> AsyncIterator[Stage]:
-    """With a client for blocking reads."""
+async def set_stage(broker: Broker, lease_ttl_ms: int, dead_after_ms: int | None = None) -> AsyncIterator[Stage]:
+    """With a client for blocking reads. Workers without a lease are taken for dead after as long as leases last, unless
+    said otherwise."""
     reader = broker.blocking()
-    jobs, registry = Jobs(broker, lease_ttl_ms=lease_ttl_ms), Registry(broker, lease_ttl_ms=lease_ttl_ms)
+    jobs = Jobs(broker, lease_ttl_ms=dead_after_ms or lease_ttl_ms)
+    registry = Registry(broker, lease_ttl_ms=lease_ttl_ms)
     try:
         yield Stage(broker, jobs, registry, reader)
     finally:

@@ -8,9 +8,10 @@ import pytest
 
 from kvstore.block_hash import BlockHash
 from kvstore.client import Broker, BrokerConfig, connect
+from kvstore.dead import DeadJobs
 from kvstore.embedded import EmbeddedBroker
 from kvstore.errors import BrokerFull, RequestIdTaken
-from kvstore.jobs import Commit, Finished, Submitted
+from kvstore.jobs import Commit, Finished, Rehomed, Submitted, Target
 from kvstore.prefix_index import HeldChange, PrefixIndex, short
 from kvstore.registry import ModelCard, new_incarnation
 from octavo.v1 import inference_pb2
@@ -84,6 +85,24 @@ async def test_a_job_that_is_there_already_is_attached_to(stage: Stage) -> None:
     assert record.gateway == other
     with pytest.raises(RequestIdTaken):
         await stage.submit("r1", worker, digest=b"other")
+
+
+async def test_jobs_of_a_worker_that_left_go_on_elsewhere(stage: Stage) -> None:
+    """What was accepted is moved, or given up and kept, however full the server is."""
+    worker, other = await stage.worker(), await stage.worker("w1")
+    for request_id in ("moves", "waits", "poison"):
+        await stage.submit(request_id, worker)
+    await stage.claim(worker)
+    await stage.broker.call("HSET", stage.broker.keys.job("poison"), "deaths", 3)
+    await fill(stage.broker)
+    await stage.registry.leave(worker.id, worker.incarnation)
+    moves, waits, poison = await stage.jobs.orphans()
+    target = Target("w1", other.incarnation, 3, 0)
+    assert await stage.jobs.rehome(moves, target) is Rehomed.MOVED
+    assert await stage.jobs.rehome(waits, None) is Rehomed.WAITING
+    assert await stage.jobs.rehome(poison, target) is Rehomed.DEAD
+    assert [dead.record.job.request_id for dead in await DeadJobs(stage.broker).find()] == ["poison"]
+    assert (await stage.jobs.ledger()).holds
 
 
 async def fill(broker: Broker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -121,6 +121,34 @@ async def test_attaching_needs_no_worker(stage: Stage) -> None:
         await stage.jobs.attach("r1", digest=b"other", gateway="g3")
     assert await stage.jobs.cancel("r1", caller="second") is Finished.ENDED
     assert await stage.jobs.attach("r1", digest=b"digest", gateway="g3") == found
+
+
+async def test_attaching_by_id_alone(stage: Stage) -> None:
+    """Whatever the payload was: who knows the id may read the answer."""
+    worker = await stage.worker()
+    assert await stage.jobs.attach("r1", gateway="g2") is None
+    await stage.submit("r1", worker, predicted=2)
+    found = await stage.jobs.attach("r1", gateway="g2", caller="second")
+    assert found == Attached(Submitted.ATTACHED, "w0", 2)
+    assert (await stage.record("r1")).gateway == "g2"
+    # An empty digest is one like any other.
+    with pytest.raises(RequestIdTaken, match="r1"):
+        await stage.jobs.attach("r1", digest=b"", gateway="g3")
+    assert await stage.jobs.cancel("r1", caller="second") is Finished.ENDED
+    assert await stage.jobs.attach("r1", gateway="g3") == found
+
+
+@pytest.mark.parametrize("detached", [False, True])
+async def test_a_record_tells_who_ends_a_job_and_whose_model_runs_it(stage: Stage, detached: bool) -> None:
+    worker = await stage.worker(fingerprint="f0")
+    wanted = job("r1")
+    wanted.detached = detached
+    whom: dict[str, Any] = {"worker": worker.id, "worker_incarnation": worker.incarnation, "gateway": stage.gateway}
+    await stage.jobs.submit(wanted, digest=b"d", deadline_ms=None, max_queue=10, **whom)
+    record = await stage.record("r1")
+    assert (record.detached, record.fingerprint, record.deaths) == (detached, "f0", 0)
+    (claim,) = await stage.claim(worker)
+    assert claim.job.detached == detached
 
 
 async def test_another_payload_is_refused(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Jobs whose worker died, left or was restarted."""
+"""Finding the jobs of workers that died, left, drain or were restarted."""
 
 from __future__ import annotations
 
@@ -8,229 +8,339 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore import orphans
 from kvstore.client import BrokerConfig, connect
-from kvstore.jobs import Commit, Jobs
+from kvstore.jobs import Commit, Jobs, JobState, Rehomed, Target
 from kvstore.keys import GROUP
 from octavo.v1 import inference_pb2, job_pb2
 
-from .conftest import SHORT_TTL_MS, Ear, Stage, chunk, until
+from .conftest import SHORT_TTL_MS, Ear, Stage, chunk, job, settled, until
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+    from kvstore.registry import WorkerInfo
+
+MOVED, STALE = Rehomed.MOVED, Rehomed.STALE
 
 
 @pytest.fixture(autouse=True)
 async def _settled(broker: Broker) -> None:
-    """A server that was just started gives leases time to be renewed."""
-
-    async def settled() -> bool:
-        info = await broker.call("INFO", "server")
-        return bool(info["uptime_in_seconds"] * 1000 > SHORT_TTL_MS + 1000)
-
-    await until(settled)
+    await settled(broker)
 
 
-async def test_a_dead_workers_jobs_end(brief: Stage, broker: Broker) -> None:
+async def test_a_dead_workers_jobs_go_on_elsewhere(brief: Stage, broker: Broker) -> None:
     """Found by waiting, as gateways do. Elsewhere in this file the waiting is left out: ``Stage.perish``."""
-    worker = await brief.worker()
+    worker, other = await brief.worker("w0", fingerprint="f0"), await brief.worker("w1", fingerprint="f1")
+    beating = asyncio.create_task(brief.beat(other))
     await brief.running("running", worker)
-    await brief.jobs.commit(worker.id, worker.incarnation, [chunk("running", 0, [1])])
+    await brief.commit(worker, chunk("running", 0, [1]))
     await brief.submit("read", worker)
     await brief.entries(worker)
     await brief.submit("queued", worker)
-    assert await brief.jobs.end_orphans() == []
+    assert await brief.jobs.orphans() == []
 
     async with Ear(broker, brief.gateway) as gateway, Ear(broker, worker.incarnation) as owner:
-        assert await until(brief.jobs.end_orphans) == ["running", "read", "queued"]
-        for request_id in ("running", "read", "queued"):
-            (delivery,) = await gateway.deliveries()
-            assert (delivery.request_id, delivery.failure) == (request_id, job_pb2.FAILURE_UNAVAILABLE)
-            assert (delivery.chunk.finish, delivery.chunk.error) == (inference_pb2.ERROR, "worker w0 died")
-            assert (await brief.log(request_id))[-1] == delivery
+        found = await until(brief.jobs.orphans)
+        assert [(one.job, one.worker, one.incarnation, one.why) for one in found] == [
+            (job(request_id), "w0", worker.incarnation, "died") for request_id in ("running", "read", "queued")
+        ]
+        assert [(one.state, one.attempt, one.next, one.deaths, one.fingerprint) for one in found] == [
+            (JobState.RUNNING, 1, (1,), 0, "f0"),
+            (JobState.QUEUED, 0, (0,), 0, "f0"),
+            (JobState.QUEUED, 0, (0,), 0, "f0"),
+        ]
+        assert await brief.rehome(other) == {"running": MOVED, "read": MOVED, "queued": MOVED}
         assert await owner.next() == b"running"
         assert owner.silent()
+        assert gateway.silent()
 
     # If it was only frozen: its writes are refused.
     assert await brief.commit(worker, chunk("running", 1, [2])) == [Commit.FENCED]
-    for key in (broker.keys.jobs("w0"), broker.keys.load("w0", worker.incarnation), broker.keys.workers):
+    assert await brief.jobs.orphans() == []
+    for key in (broker.keys.jobs("w0"), broker.keys.load("w0", worker.incarnation)):
         assert await broker.call("EXISTS", key) == 0
-    assert await brief.jobs.end_orphans() == []
+    assert await broker.call("ZRANGE", broker.keys.workers, 0, -1) == [b"w1"]
+    claims = await brief.claim(other)
+    assert [(claim.job.request_id, claim.attempt, claim.next) for claim in claims] == [
+        ("running", 2, (1,)),
+        ("read", 1, (0,)),
+        ("queued", 1, (0,)),
+    ]
+    assert await brief.commit(other, chunk("running", 1, [2], attempt=2)) == [Commit.WRITTEN]
+    assert (await brief.record("running")).fingerprint == "f1"
     # It comes back as if it were new.
     assert (await brief.registry.renew(worker)).held_lease
     await brief.running("again", worker)
+    beating.cancel()
 
 
 async def test_more_jobs_than_one_batch(stage: Stage, broker: Broker) -> None:
-    worker = await stage.worker()
+    worker, other = await stage.worker(), await stage.worker("w1")
     ids = [f"r{number}" for number in range(250)]
     for start in range(0, 250, 50):
         await asyncio.gather(*(stage.submit(request_id, worker) for request_id in ids[start : start + 50]))
     await stage.registry.leave(worker.id, worker.incarnation)
-    assert sorted(await stage.jobs.end_orphans()) == sorted(ids)
-    assert await broker.call("EXISTS", broker.keys.jobs("w0"), broker.keys.workers) == 0
+    batches = [await stage.rehome(other) for _ in range(4)]
+    assert [len(batch) for batch in batches] == [100, 100, 50, 0]
+    assert {**batches[0], **batches[1], **batches[2]} == dict.fromkeys(ids, MOVED)
+    assert await broker.call("EXISTS", broker.keys.jobs("w0")) == 0
+    assert await stage.load(other) == (250, 2500)
 
 
-async def test_the_living_are_left_alone(brief: Stage) -> None:
-    dead, alive = await brief.worker("w0"), await brief.worker("w1")
-    await brief.submit("dead", dead)
-    await brief.running("alive", alive)
-    await brief.submit("queued", alive)
-    beating = asyncio.create_task(brief.beat(alive))
-    await brief.perish(dead)
-    assert await brief.jobs.end_orphans() == ["dead"]
+async def test_not_more_payloads_than_a_few_megabytes_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "_BATCH_BYTES", 1)
+    worker, other = await stage.worker(), await stage.worker("w1")
+    for number in range(3):
+        await stage.submit(f"r{number}", worker)
+    await stage.registry.leave(worker.id, worker.incarnation)
+    assert [await stage.rehome(other) for _ in range(4)] == [{"r0": MOVED}, {"r1": MOVED}, {"r2": MOVED}, {}]
+
+
+async def test_the_living_are_left_alone(mortal: Stage) -> None:
+    dead, alive = await mortal.worker("w0"), await mortal.worker("w1")
+    await mortal.submit("dead", dead)
+    await mortal.running("alive", alive)
+    await mortal.submit("queued", alive)
+    beating = asyncio.create_task(mortal.beat(alive))
+    await mortal.perish(dead)
+    assert await mortal.rehome(alive) == {"dead": MOVED}
     for _ in range(5):
-        assert await brief.jobs.end_orphans() == []
+        assert await mortal.jobs.orphans() == []
     beating.cancel()
-    assert [queue.worker for queue in await brief.jobs.queues()] == ["w1"]
-    assert await brief.load(alive) == (2, 20)
+    assert [queue.worker for queue in await mortal.jobs.queues()] == ["w1"]
+    assert await mortal.load(alive) == (3, 30)
 
 
-async def test_a_replaced_incarnations_jobs_end_except_those_it_never_read(brief: Stage, broker: Broker) -> None:
-    past = await brief.worker()
-    await brief.running("running", past)
-    await brief.submit("read", past)
-    await brief.entries(past)
-    await brief.submit("queued", past)
-    await brief.perish(past)
-    now = await brief.worker()
-    beating = asyncio.create_task(brief.beat(now))
+async def test_what_a_replaced_incarnation_had_read_may_come_back_to_its_successor(
+    mortal: Stage, broker: Broker
+) -> None:
+    """What it had not read is served as if nothing had happened, and earlier: it came earlier."""
+    past = await mortal.worker()
+    await mortal.running("running", past)
+    await mortal.submit("read", past)
+    await mortal.entries(past)
+    await mortal.submit("queued", past)
+    await mortal.perish(past)
+    now = await mortal.worker()
+    beating = asyncio.create_task(mortal.beat(now))
 
-    async with Ear(broker, brief.gateway) as gateway:
-        assert sorted(await brief.jobs.end_orphans()) == ["read", "running"]
-        errors = {(await gateway.deliveries())[0].chunk.error for _ in range(2)}
-        assert errors == {"worker w0 was restarted"}
-    assert await brief.jobs.end_orphans() == []
-    assert await brief.load(past) == (1, 10)
+    assert {one.why for one in await mortal.jobs.orphans()} == {"was restarted"}
+    assert await mortal.rehome(now, prefill=3) == {"running": MOVED, "read": MOVED}
+    assert await mortal.jobs.orphans() == []
+    assert (await mortal.load(past), await mortal.load(now)) == ((1, 10), (2, 20))
 
-    (claim,) = await brief.claim(now)
-    assert (claim.job.request_id, claim.attempt) == ("queued", 1)
+    claims = await mortal.claim(now)
+    assert [(claim.job.request_id, claim.attempt) for claim in claims] == [("queued", 1), ("running", 2), ("read", 1)]
     # The charge has moved along.
-    assert (await brief.load(past), await brief.load(now)) == ((0, 0), (1, 10))
-    assert await brief.jobs.end_orphans() == []
-    last = chunk("queued", 0, [1], finish=inference_pb2.STOP)
-    assert await brief.commit(now, last) == [Commit.WRITTEN]
-    assert await brief.load(now) == (0, 0)
+    assert (await mortal.load(past), await mortal.load(now)) == ((0, 0), (3, 30))
+    assert await mortal.jobs.orphans() == []
+    last = [chunk(claim.job.request_id, 0, [1], attempt=claim.attempt, finish=inference_pb2.STOP) for claim in claims]
+    assert await mortal.commit(now, *last) == [Commit.WRITTEN] * 3
+    assert await mortal.load(now) == (0, 0)
     consumers = await broker.call("XINFO CONSUMERS", broker.keys.jobs("w0"), GROUP)
     assert [consumer["name"] for consumer in consumers] == [now.incarnation.encode()]
     beating.cancel()
 
 
-async def test_a_replaced_incarnation_cannot_claim(brief: Stage) -> None:
-    past = await brief.worker()
-    await brief.submit("r1", past)
-    entries = await brief.entries(past)
-    await brief.perish(past)
-    now = await brief.worker()
-    assert await brief.jobs.claim(past.id, past.incarnation, entries) == []
-    record = await brief.record("r1")
+async def test_a_replaced_incarnation_cannot_claim(mortal: Stage) -> None:
+    past = await mortal.worker()
+    await mortal.submit("r1", past)
+    entries = await mortal.entries(past)
+    await mortal.perish(past)
+    now = await mortal.worker()
+    assert await mortal.jobs.claim(past.id, past.incarnation, entries) == []
+    record = await mortal.record("r1")
     assert (record.state, record.attempt) == ("queued", 0)
-    assert (await brief.registry.renew(now)).held_lease
-    assert await brief.jobs.end_orphans() == ["r1"]
+    assert await mortal.rehome(now) == {"r1": MOVED}
+    assert await mortal.jobs.claim(past.id, past.incarnation, entries) == []
+    assert [claim.attempt for claim in await mortal.claim(now)] == [1]
 
 
-async def test_a_worker_that_left_with_jobs(brief: Stage, broker: Broker) -> None:
-    worker = await brief.worker()
-    await brief.running("r1", worker)
-    await brief.registry.leave(worker.id, worker.incarnation)
-    # At once: there is nothing to wait for.
-    assert await brief.jobs.end_orphans() == ["r1"]
-    (delivery,) = await brief.log("r1")
-    assert delivery.chunk.error == "worker w0 left"
-    assert await broker.call("EXISTS", broker.keys.jobs("w0"), broker.keys.workers) == 0
+async def test_a_worker_that_left_with_jobs(mortal: Stage, broker: Broker) -> None:
+    """At once: there is nothing to wait for. Nobody has died of them."""
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("r1", worker)
+    await mortal.registry.leave(worker.id, worker.incarnation)
+    (found,) = await mortal.jobs.orphans()
+    assert (found.why, found.state, found.deaths) == ("left", JobState.RUNNING, 0)
+    assert await mortal.rehome(other) == {"r1": MOVED}
+    assert await mortal.jobs.orphans() == []
+    assert await broker.call("EXISTS", broker.keys.jobs("w0")) == 0
 
 
-async def test_many_gateways_end_each_job_once(brief: Stage, broker: Broker) -> None:
-    dead, restarted = await brief.worker("w0"), await brief.worker("w1")
+async def test_a_worker_that_left_and_came_back_has_not_died(mortal: Stage) -> None:
+    past = await mortal.worker()
+    await mortal.running("r1", past)
+    await mortal.registry.leave(past.id, past.incarnation)
+    now = await mortal.worker()
+    (found,) = await mortal.jobs.orphans()
+    assert (found.why, found.deaths) == ("was restarted", 0)
+    assert await mortal.rehome(now) == {"r1": MOVED}
+
+
+async def test_of_a_draining_worker_what_it_has_not_read(stage: Stage, broker: Broker) -> None:
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.running("running", worker)
+    await stage.submit("read", worker)
+    (entry,) = await stage.entries(worker)
+    await stage.submit("queued", worker)
+    assert await stage.jobs.orphans() == []
+    await drain(stage, worker)
+    (found,) = await stage.jobs.orphans()
+    assert (found.job.request_id, found.why, found.deaths) == ("queued", "is draining", 0)
+    assert await stage.rehome(other) == {"queued": MOVED}
+    assert await stage.jobs.orphans() == []
+    # What it had read is its own still.
+    assert [claim.attempt for claim in await stage.jobs.claim(worker.id, worker.incarnation, [entry])] == [1]
+    assert (await stage.load(worker), await stage.load(other)) == ((2, 20), (1, 10))
+    (queue, _) = await stage.jobs.queues()
+    assert (queue.undelivered, queue.pending) == (0, 2)
+
+
+async def test_a_draining_worker_that_never_read(stage: Stage) -> None:
+    """Its stream has no group yet."""
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.submit("r1", worker)
+    await drain(stage, worker)
+    assert await stage.rehome(other) == {"r1": MOVED}
+
+
+async def test_a_draining_worker_that_reads_after_all_keeps_the_job(stage: Stage) -> None:
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.submit("r1", worker)
+    await drain(stage, worker)
+    (found,) = await stage.jobs.orphans()
+    entries = await stage.entries(worker)
+    assert await stage.jobs.rehome(found, Target("w1", other.incarnation, 3, 0)) is STALE
+    assert len(await stage.jobs.claim(worker.id, worker.incarnation, entries)) == 1
+
+
+async def drain(stage: Stage, worker: WorkerInfo) -> None:
+    """As a worker's last heartbeats do."""
+    await stage.broker.call("HSET", stage.broker.keys.worker(worker.id), "state", "draining")
+
+
+async def test_many_gateways_move_each_job_once(mortal: Stage, broker: Broker) -> None:
+    dead, restarted, other = await mortal.worker("w0"), await mortal.worker("w1"), await mortal.worker("w2")
     for number in range(60):
-        await brief.submit(f"d{number}", dead)
-        await brief.submit(f"p{number}", restarted)
-    await brief.claim(dead)
-    await brief.claim(restarted)
-    await brief.perish(dead)
-    await brief.perish(restarted)
-    now = await brief.worker("w1")
-    beating = asyncio.create_task(brief.beat(now))
+        await mortal.submit(f"d{number}", dead)
+        await mortal.submit(f"p{number}", restarted)
+    await mortal.claim(dead)
+    await mortal.claim(restarted)
+    await mortal.perish(dead)
+    await mortal.perish(restarted)
+    now = await mortal.worker("w1")
+    beating = [asyncio.create_task(mortal.beat(each)) for each in (now, other)]
     others = [await connect(BrokerConfig(broker.config.url, broker.keys.namespace)) for _ in range(6)]
-    reapers = [Jobs(other, lease_ttl_ms=SHORT_TTL_MS) for other in others]
 
+    async def reap(jobs: Jobs) -> list[str]:
+        target = Target("w2", other.incarnation, 3, 0)
+        found = await jobs.orphans()
+        done = await asyncio.gather(*(jobs.rehome(orphan, target) for orphan in found))
+        assert set(done) <= {MOVED, STALE}
+        return [orphan.job.request_id for orphan, became in zip(found, done, strict=True) if became is MOVED]
+
+    reapers = [Jobs(each, lease_ttl_ms=SHORT_TTL_MS) for each in others]
     counts: Counter[str] = Counter()
     async with asyncio.timeout(10):
         while counts.total() < 120:
-            for ended in await asyncio.gather(*(reaper.end_orphans() for reaper in reapers)):
-                counts.update(ended)
+            for moved in await asyncio.gather(*map(reap, reapers)):
+                counts.update(moved)
     assert set(counts.values()) == {1}
-    for request_id in counts:
-        assert len(await brief.log(request_id)) == 1, request_id
-    assert await brief.load(dead) == await brief.load(restarted) == (0, 0)
-    beating.cancel()
-    for other in others:
-        await other.close()
+    assert await mortal.load(dead) == await mortal.load(restarted) == (0, 0)
+    assert await mortal.load(other) == (120, 1200)
+    assert await broker.call("XLEN", broker.keys.jobs("w2")) == 120
+    for task in beating:
+        task.cancel()
+    for each in others:
+        await each.close()
 
 
-async def test_a_lease_that_vanished_lately_is_waited_for(brief: Stage, broker: Broker) -> None:
-    worker = await brief.worker()
-    await brief.running("r1", worker)
-    await brief.registry.renew(worker)
+async def test_a_lease_that_vanished_lately_is_waited_for(mortal: Stage, broker: Broker) -> None:
+    worker = await mortal.worker()
+    await mortal.running("r1", worker)
+    await mortal.registry.renew(worker)
     await broker.call("DEL", broker.keys.worker("w0"))
-    assert await brief.jobs.end_orphans() == []
-    assert (await brief.registry.renew(worker)).held_lease
-    record = await brief.record("r1")
+    assert await mortal.jobs.orphans() == []
+    assert (await mortal.registry.renew(worker)).held_lease
+    record = await mortal.record("r1")
     assert record.state == "running"
 
 
-async def test_what_the_living_have_is_safe_from_an_old_look(brief: Stage, broker: Broker) -> None:
-    """A gateway may have read a stream long before it acts: what counts is what the script then finds."""
-    worker = await brief.worker()
-    beating = asyncio.create_task(brief.beat(worker))
-    await brief.running("running", worker)
-    await brief.submit("queued", worker)
-    entries = await broker.call("XRANGE", broker.keys.jobs("w0"), "-", "+")
-    names = [broker.keys.workers, broker.keys.worker("w0"), broker.keys.jobs("w0")]
-    args: list[object] = [GROUP, broker.keys.prefix, 1000, "w0", SHORT_TTL_MS, 4]
-    for entry_id, fields in entries:
-        request_id = fields[b"request"].decode()
-        names += [broker.keys.job(request_id), broker.keys.log(request_id)]
-        args += [entry_id, b""]
-    assert await broker.script("orphans", names, args) == [b"alive"]
-    assert await brief.load(worker) == (2, 20)
-    beating.cancel()
+async def test_what_the_living_have_is_safe_from_an_old_look(mortal: Stage) -> None:
+    """A gateway may have looked long before it acts: what counts is what the script then finds."""
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("running", worker)
+    await mortal.submit("queued", worker)
+    await mortal.perish(worker)
+    found = await mortal.jobs.orphans()
+    assert len(found) == 2
+    assert (await mortal.registry.renew(worker)).held_lease
+    target = Target("w1", other.incarnation, 3, 0)
+    assert [await mortal.jobs.rehome(orphan, target) for orphan in found] == [STALE, STALE]
+    assert (await mortal.load(worker), await mortal.load(other)) == ((2, 20), (0, 0))
+    assert await mortal.commit(worker, chunk("running", 0, [1])) == [Commit.WRITTEN]
 
 
-async def test_entries_that_name_no_job_do_not_stop_it(brief: Stage, broker: Broker) -> None:
-    worker = await brief.worker()
+async def test_entries_that_name_no_job_do_not_stop_it(mortal: Stage, broker: Broker) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
     stream = broker.keys.jobs("w0")
     for fields in (("request", "nobody"), ("something", "else"), ("request", b"\xff")):
         await broker.call("XADD", stream, "*", *fields, retry=False)
-    await brief.submit("wrong type", worker)
-    await brief.submit("wrong log", worker)
-    await brief.submit("good", worker)
+    await mortal.submit("wrong type", worker)
+    await mortal.submit("wrong log", worker)
+    await mortal.submit("good", worker)
     await broker.call("SET", broker.keys.job("wrong type"), "x")
     await broker.call("SET", broker.keys.log("wrong log"), "x")
-    await brief.perish(worker)
-    assert await brief.jobs.end_orphans() == ["wrong log", "good"]
-    assert await broker.call("EXISTS", stream, broker.keys.workers) == 0
+    await mortal.perish(worker)
+    assert await mortal.rehome(other) == {"wrong log": MOVED, "good": MOVED}
+    assert await mortal.jobs.orphans() == []
+    assert await broker.call("EXISTS", stream) == 0
     await broker.call("DEL", broker.keys.job("wrong type"), broker.keys.load("w0", worker.incarnation))
 
 
-async def test_one_workers_broken_keys_do_not_stop_the_others(brief: Stage, broker: Broker) -> None:
-    worker = await brief.worker("w5")
-    await brief.submit("r1", worker)
+async def test_a_job_that_is_not_as_we_write_it_ends(mortal: Stage, broker: Broker) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    damage = {
+        "payload": ("payload", b"\x80\x04pickle"),
+        "choices": ("choices", 2**62),
+        "index": ("next:0", "many"),
+        "attempt": ("attempt", "-1"),
+        "fingerprint": ("fingerprint", b"\xff"),
+    }
+    for request_id, (field, value) in damage.items():
+        await mortal.submit(request_id, worker)
+        await broker.call("HSET", broker.keys.job(request_id), field, value)
+    await mortal.submit("good", worker)
+    await mortal.perish(worker)
+    assert await mortal.rehome(other) == {"good": MOVED}
+    assert broker.malformed == len(damage)
+    for request_id in damage:
+        (delivery,) = await mortal.log(request_id)
+        assert delivery.failure == job_pb2.FAILURE_INTERNAL
+        assert delivery.chunk.error.startswith("the job in the broker is damaged: ")
+    assert await mortal.load(worker) == (0, 0)
+
+
+async def test_one_workers_broken_keys_do_not_stop_the_others(mortal: Stage, broker: Broker) -> None:
+    worker, other = await mortal.worker("w5"), await mortal.worker("w6")
+    await mortal.submit("r1", worker)
     for bad in ("w1", "w8"):
         await broker.call("ZADD", broker.keys.workers, 1, bad)
     await broker.call("SET", broker.keys.worker("w1"), "no hash")
     await broker.call("SET", broker.keys.jobs("w8"), "no stream")
-    await brief.perish(worker)
-    assert await brief.jobs.end_orphans() == ["r1"]
+    await mortal.perish(worker)
+    assert await mortal.rehome(other) == {"r1": MOVED}
     assert broker.malformed >= 2
     await broker.call("DEL", broker.keys.worker("w1"), broker.keys.jobs("w8"))
 
 
-async def test_pending_entries_that_were_trimmed(brief: Stage, broker: Broker) -> None:
-    past = await brief.worker()
-    await brief.running("r1", past)
+async def test_pending_entries_that_were_trimmed(mortal: Stage, broker: Broker) -> None:
+    past = await mortal.worker()
+    await mortal.running("r1", past)
     await broker.call("XTRIM", broker.keys.jobs("w0"), "MAXLEN", "=", 0)
-    await brief.perish(past)
-    now = await brief.worker()
-    assert (await brief.registry.renew(now)).held_lease
-    assert await brief.jobs.end_orphans() == []
+    await mortal.perish(past)
+    now = await mortal.worker()
+    assert (await mortal.registry.renew(now)).held_lease
+    assert await mortal.jobs.orphans() == []
     assert (await broker.call("XPENDING", broker.keys.jobs("w0"), GROUP))["pending"] == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.block_hash import BlockHash, chain, root
-from kvstore.jobs import Commit, Committed
+from kvstore.jobs import Commit, Committed, Finished, Rehomed
 from kvstore.prefix_index import BATCH, HeldChange, PrefixIndex, Seen, short
 from kvstore.registry import Load, Renewed
 from octavo.v1 import inference_pb2
@@ -195,8 +195,8 @@ async def test_no_life_is_taken_for_another(brief: Stage, index: PrefixIndex, br
     assert seen["w0"].blocks == 0
     await put(brief, dead, added(whole))
     assert await blocks(index, risen, whole) == 0
-    assert await brief.jobs.end_orphans() == ["r1"]
-    await brief.jobs.end_orphans()
+    assert await brief.rehome(risen) == {"r1": Rehomed.MOVED}
+    assert await brief.jobs.orphans() == []
     assert await broker.call("EXISTS", broker.keys.held("w0", dead.incarnation)) == 0
 
 
@@ -206,7 +206,10 @@ async def test_it_goes_with_a_dead_worker(brief: Stage, broker: Broker) -> None:
     await put(brief, worker, added(prompt(3)))
     await brief.perish(worker)
     # A server that has just started gives everybody time to come back.
-    assert await until(brief.jobs.end_orphans) == ["r1"]
+    (orphan,) = await until(brief.jobs.orphans)
+    assert await brief.jobs.cancel("r1") is Finished.ENDED
+    assert await brief.jobs.rehome(orphan, None) is Rehomed.STALE
+    assert await brief.jobs.orphans() == []
     assert await broker.call("EXISTS", broker.keys.held("w0", worker.incarnation)) == 0
 
 

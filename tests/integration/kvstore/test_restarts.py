@@ -65,7 +65,7 @@ async def test_a_restart_with_its_data_kills_nobody(stage: Stage, server: Restar
     await server.start()
     # All leases have lapsed, but only because nobody could renew them.
     assert await stage.registry.workers() == []
-    assert await stage.jobs.end_orphans() == []
+    assert await stage.jobs.orphans() == []
     assert (await stage.registry.renew(worker)).held_lease
     beating = asyncio.create_task(stage.beat(worker))
 
@@ -75,7 +75,7 @@ async def test_a_restart_with_its_data_kills_nobody(stage: Stage, server: Restar
     assert claim.job.request_id == "queued"
     beating.cancel()
     # One that does not come back is found to be dead a little later.
-    assert await until(stage.jobs.end_orphans) == ["queued"]
+    assert [orphan.job.request_id for orphan in await until(stage.jobs.orphans)] == ["queued"]
 
 
 async def test_a_flush_loses_the_work_and_nothing_else(stage: Stage) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.block_hash import BlockHash
 from kvstore.errors import BrokerUnreachable
-from kvstore.jobs import Commit, Committed, Finished, Submitted
+from kvstore.jobs import Commit, Committed, Finished, Rehomed, Submitted, Target
 from kvstore.prefix_index import HeldChange, PrefixIndex, short
 from kvstore.registry import Load
 from kvstore.scripts import load_scripts
@@ -82,6 +82,38 @@ async def test_the_index_after_lost_replies(far: Stage, proxy: Proxy, broker: Br
     assert await index.members(worker.id, worker.incarnation) == set(change.added[3:])
     assert (proxy.lost, far.broker.retried) == (4, 4)
     assert [name for name in await names(broker) if ":held:" in name] == [broker.keys.held("w0", worker.incarnation)]
+
+
+async def test_a_move_repeated_moves_once(far: Stage, proxy: Proxy, broker: Broker) -> None:
+    await warm(far)
+    worker, other = await far.worker(), await far.worker("w1")
+    await far.running("r1", worker)
+    await far.registry.leave(worker.id, worker.incarnation)
+    (orphan,) = await far.jobs.orphans()
+    target = Target("w1", other.incarnation, 3, 0)
+    lose(proxy, "rehome")
+    assert await far.jobs.rehome(orphan, target) is Rehomed.MOVED
+    assert await broker.call("XLEN", broker.keys.jobs("w1")) == 1
+    assert (await far.registry.loads([worker, other])) == {"w0": Load(), "w1": Load(1, 10, 3, 1)}
+    # By somebody else, it is not his.
+    assert await far.jobs.rehome(orphan, target) is Rehomed.STALE
+    assert proxy.lost == 1
+
+
+@pytest.mark.parametrize("deaths", [0, 3])
+async def test_an_end_without_a_worker_repeated(far: Stage, proxy: Proxy, broker: Broker, deaths: int) -> None:
+    await warm(far)
+    worker = await far.worker()
+    await far.running("r1", worker)
+    await broker.call("HSET", broker.keys.job("r1"), "orphaned_ms", 1, "deaths", deaths)
+    await far.registry.leave(worker.id, worker.incarnation)
+    (orphan,) = await far.jobs.orphans()
+    lose(proxy, "rehome")
+    assert await far.jobs.rehome(orphan, None) is (Rehomed.DEAD if deaths else Rehomed.ENDED)
+    assert len(await far.log("r1")) == 1
+    assert await broker.call("XLEN", broker.keys.dead) == (1 if deaths else 0)
+    assert (await far.jobs.ledger()).holds
+    assert proxy.lost == 1
 
 
 async def test_a_first_delivery_repeated_refunds_its_prompt_once(far: Stage, proxy: Proxy) -> None:

@@ -30,12 +30,13 @@ async def test_how_it_was_routed_stays_with_a_job(stage: Stage, broker: Broker) 
     assert await stage.jobs.route("r1") == b"reasons"
 
     first = chunk("r1", 0, [5])
-    first.route.cached_tokens = 16
+    first.route.cached_tokens, first.route.fetched_tokens = 16, 8
     await stage.commit(worker, first)
     assert (await stage.registry.loads([worker]))["w0"] == Load(1, 47, 0, 1)
     assert await stage.jobs.cancel("r1") is Finished.ENDED
     record = await stage.record("r1")
     assert (record.predicted, record.cached_tokens, record.started) == (32, 16, True)
+    assert record.fetched_tokens == 8
     assert await stage.jobs.route("r1") == b"reasons"
     assert await broker.call("EXISTS", broker.keys.load("w0", worker.incarnation)) == 0
     assert [entry[1] for entry in await broker.call("XRANGE", broker.keys.routes, "-", "+")] == [{b"d": b"reasons"}]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import redis.exceptions as client_errors
 
 from kvstore import errors
-from kvstore.client import backoff_s
+from kvstore.client import backoff_s, harm_of
 from kvstore.translation import shown_url, translate
 
 
@@ -44,3 +46,17 @@ def test_pauses_grow_and_are_bounded_and_differ() -> None:
     for failures in range(1, 2000):
         assert 0 < backoff_s(failures) <= min(1.0, 0.05 * 2 ** min(failures, 10))
     assert len({backoff_s(5) for _ in range(20)}) > 1
+
+
+def test_what_a_policy_of_eviction_may_do() -> None:
+    assert harm_of("noeviction") is None
+    for policy in ("volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"):
+        level, words = harm_of(policy) or (0, "")
+        assert level == logging.WARNING
+        assert policy in words
+        assert "accepted jobs are safe" in words
+    for policy in ("allkeys-lru", "allkeys-lfu", "allkeys-random", "something new"):
+        level, words = harm_of(policy) or (0, "")
+        assert level == logging.ERROR
+        assert policy in words
+        assert "ACCEPTED JOBS MAY BE LOST" in words

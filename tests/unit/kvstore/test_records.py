@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore import commits
+from kvstore.entries import Entry
 from kvstore.limits import MAX_CHOICES, MAX_REST_BYTES, MAX_TOKEN_BYTES, broken
-from kvstore.records import RECORD_FIELDS, JobState, charge, parse_job, parse_record
+from kvstore.records import RECORD_FIELDS, JobState, charge, parse_claim, parse_job, parse_record
 from kvstore.token_log import MAX_BYTES, MAX_PUBLISHED
 from octavo.v1 import inference_pb2, job_pb2
 
@@ -132,8 +133,60 @@ def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:
     assert record is not None
     assert (record.state, record.finish, record.remaining_ms) == (JobState.RUNNING, None, None)
     assert (record.next, record.ends) == ({0: 7, 1: 0, 2: 4}, {2: inference_pb2.LENGTH})
+    assert (record.fetched_tokens, record.fingerprint, record.deaths, record.detached) == (0, "", 0, False)
+    fields |= {"fetched_tokens": b"5", "fingerprint": b"f", "deaths": b"2", "detached": b"1"}
+    record = parse_record("r", [fields.get(name) for name in RECORD_FIELDS], now_ms=2000)
+    assert record is not None
+    assert (record.fetched_tokens, record.fingerprint, record.deaths, record.detached) == (5, "f", 2, True)
     assert parse_record("r", [None] * len(RECORD_FIELDS), now_ms=0) is None
-    assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 14 + 2 * MAX_CHOICES
+    assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 18 + 2 * MAX_CHOICES
+
+
+ENTRY = Entry("1-0", "r")
+
+
+def answer(n: int, still_open: bytes, *positions: bytes | None) -> list[bytes | int | None]:
+    """What claim.lua tells of a job with n choices."""
+    payload = job_pb2.Job(request_id="r", prompt_token_ids=[1], n=n).SerializeToString()
+    return [payload, 2, b"g", b"1000", 1500, b"", str(max(n, 1)).encode(), still_open, b"16", *positions]
+
+
+def test_a_claim_tells_where_each_choice_goes_on() -> None:
+    claim = parse_claim(ENTRY, answer(3, b"2", b"7", None, None, None, b"0", b"1"), now_ms=2000)
+    assert (claim.attempt, claim.queued_ms, claim.remaining_ms, claim.gateway) == (2, 500, None, "g")
+    assert (claim.next, claim.ended, claim.cached_tokens) == ((7, 0, 0), frozenset({2}), 16)
+    first = parse_claim(ENTRY, answer(0, b"1"), now_ms=2000)
+    assert (first.next, first.ended) == ((0,), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("still_open", "positions"),
+    [
+        (b"1", (b"-1", None, None, None)),
+        (b"2", (b"-1", None, None, None)),
+        (b"2", (b"many", None, None, None)),
+        (b"2", (str(2**32 + 1).encode(), None, None, None)),
+        (b"2", (b"1", b"1", None, None)),
+        (b"1", (b"1", None, None, None)),
+        (b"0", (b"1", b"1", b"1", b"1")),
+    ],
+)
+def test_a_claim_whose_choices_are_not_as_we_write_them_is_none(
+    still_open: bytes, positions: tuple[bytes | None, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"^(invalid literal|b'.*' is not 0 to|of its 2 choices)"):
+        parse_claim(ENTRY, answer(2, still_open, *positions), now_ms=2000)
+
+
+def test_a_delivery_as_the_script_takes_it() -> None:
+    delivery = job_pb2.Delivery(attempt=2, chunk=inference_pb2.Chunk(choice=1, start=3, token_ids=[5, 6]))
+    assert commits.described(delivery) == "2 1 3 5"
+    delivery.route.cached_tokens, delivery.route.fetched_tokens = 48, 16
+    assert commits.described(delivery) == "2 1 3 5 0  48 16"
+    delivery.chunk.finish = inference_pb2.STOP
+    assert commits.described(delivery) == "2 1 3 5 1 finished 48 16"
+    delivery.chunk.finish, delivery.failure = inference_pb2.ERROR, job_pb2.FAILURE_DEADLINE
+    assert commits.described(delivery) == "2 1 3 5 4 expired 48 16"
 
 
 def test_what_is_published_together_stays_below_what_is_read() -> None:

@@ -40,8 +40,8 @@ def test_nothing_newer_than_the_floor_and_nothing_slow(name: str) -> None:
     commands = set(re.findall(r"redis\.p?call\('(\w+)'", source))
     assert not commands & {"KEYS", "SCAN", "XTRIM", "XACKDEL", "XDELEX", "HPEXPIRE", "HSETEX", "FLUSHALL", "FLUSHDB"}
     # Nothing that is work is bounded by dropping it.
-    assert re.findall(r".*MAXLEN.*", source) == (
-        ["  local route = redis.pcall('XADD', routes, 'MAXLEN', '~', ARGV[15], '*', 'd', ARGV[14])"]
-        if name == "submit"
-        else []
-    )
+    bounded = {
+        "submit": ["  local route = redis.pcall('XADD', routes, 'MAXLEN', '~', ARGV[15], '*', 'd', ARGV[14])"],
+        "rehome": ["  redis.pcall('XADD', dead, 'MAXLEN', '~', most_dead, '*', 'd', record)"],
+    }
+    assert re.findall(r".*MAXLEN.*", source) == bounded.get(name, [])

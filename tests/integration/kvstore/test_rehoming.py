@@ -1,0 +1,316 @@
+"""Moving a job to another worker: what moves along, who is refused, and when a job is given up."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvstore.dead import DeadJobs
+from kvstore.jobs import Commit, Finished, Jobs, JobState, Rehomed, Target
+from kvstore.registry import Load
+from octavo.v1 import inference_pb2, job_pb2
+
+from ..conftest import names
+from .conftest import SHORT_TTL_MS, Ear, Stage, chunk, job, settled, until
+
+if TYPE_CHECKING:
+    from kvstore.client import Broker
+    from kvstore.orphans import Orphan
+    from kvstore.registry import WorkerInfo
+
+MOVED, STALE, WAITING, ENDED, DEAD = (
+    Rehomed.MOVED,
+    Rehomed.STALE,
+    Rehomed.WAITING,
+    Rehomed.ENDED,
+    Rehomed.DEAD,
+)
+STOP = inference_pb2.STOP
+
+
+@pytest.fixture(autouse=True)
+async def _settled(broker: Broker) -> None:
+    await settled(broker)
+
+
+async def found(stage: Stage, request_id: str) -> Orphan:
+    (orphan,) = [each for each in await stage.jobs.orphans() if each.job.request_id == request_id]
+    return orphan
+
+
+async def test_what_is_charged_and_expected_moves_along(mortal: Stage) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    for request_id in ("begun", "fresh", "stays"):
+        await mortal.submit(request_id, worker, n=2, prompt=range(20), prefill=20)
+    await mortal.claim(worker)
+    await mortal.commit(worker, chunk("begun", 0, [1, 2], choice=1), chunk("begun", 0, [3], choice=0))
+    await mortal.perish(worker)
+    target = Target("w1", other.incarnation, prefill=7, predicted=16)
+    for request_id in ("begun", "fresh"):
+        assert await mortal.jobs.rehome(await found(mortal, request_id), target) is MOVED
+    loads = await mortal.registry.loads([worker, other])
+    assert (loads["w0"], loads["w1"]) == (Load(1, 34, 20, 2), Load(2, 68, 14, 4))
+    record = await mortal.record("begun")
+    assert (record.state, record.attempt, record.owner) == (JobState.QUEUED, 1, "")
+    assert (record.worker, record.worker_incarnation, record.predicted) == ("w1", other.incarnation, 16)
+    assert (record.next, record.deaths) == ({0: 1, 1: 2}, 0)
+
+    # It is refunded as at any worker: the prompt with the first delivery, though it is not the answer's first.
+    (begun, fresh) = await mortal.claim(other)
+    assert (begun.attempt, begun.next, begun.ended) == (2, (1, 2), frozenset())
+    assert (fresh.attempt, fresh.next) == (2, (0, 0))
+    assert (await mortal.registry.loads([other]))["w1"] == Load(2, 68, 14, 4)
+    assert await mortal.commit(other, chunk("begun", 1, [4], choice=0, attempt=2)) == [Commit.WRITTEN]
+    assert (await mortal.registry.loads([other]))["w1"] == Load(2, 68, 7, 4)
+    step = [chunk("begun", 2, [], choice=each, attempt=2, finish=STOP) for each in (0, 1)]
+    assert await mortal.commit(other, *step) == [Commit.WRITTEN] * 2
+    assert (await mortal.registry.loads([other]))["w1"] == Load(1, 34, 7, 2)
+    starts = [(each.attempt, each.chunk.choice, each.chunk.start) for each in await mortal.log("begun")]
+    assert starts == [(1, 1, 0), (1, 0, 0), (2, 0, 1), (2, 0, 2), (2, 1, 2)]
+
+
+async def test_a_claim_tells_which_choices_have_ended(mortal: Stage) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("r1", worker, n=4)
+    first = chunk("r1", 0, [1, 2], choice=0)
+    first.route.cached_tokens = 2
+    done, bare = chunk("r1", 0, [1], choice=2, finish=STOP), chunk("r1", 0, [], choice=3, finish=inference_pb2.LENGTH)
+    await mortal.commit(worker, first, done, bare)
+    await mortal.perish(worker)
+    orphan = await found(mortal, "r1")
+    assert (orphan.next, orphan.ended) == ((2, 0, 1, 0), frozenset({2, 3}))
+    assert await mortal.rehome(other) == {"r1": MOVED}
+    entries = await mortal.entries(other)
+    (claim,) = await mortal.jobs.claim(other.id, other.incarnation, entries)
+    assert (claim.next, claim.ended, claim.cached_tokens) == ((2, 0, 1, 0), frozenset({2, 3}), 2)
+    # Claimed again after more has come.
+    await mortal.commit(other, chunk("r1", 0, [5], choice=1, attempt=2, finish=STOP))
+    (again,) = await mortal.jobs.claim(other.id, other.incarnation, entries)
+    assert (again.attempt, again.next, again.ended) == (2, (2, 1, 1, 0), frozenset({1, 2, 3}))
+
+
+async def test_a_worker_that_was_only_frozen_is_refused(mortal: Stage, broker: Broker) -> None:
+    """It wakes before and after the other one has claimed the job; it claims again what it had read; it hears of it."""
+    frozen, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.submit("r1", frozen)
+    entries = await mortal.entries(frozen)
+    await mortal.jobs.claim(frozen.id, frozen.incarnation, entries)
+    await mortal.commit(frozen, chunk("r1", 0, [1]))
+    await mortal.perish(frozen)
+    async with Ear(broker, frozen.incarnation) as ear:
+        assert await mortal.rehome(other) == {"r1": MOVED}
+        assert await ear.next() == b"r1"
+    late = [chunk("r1", 1, [2]), chunk("r1", 1, [], finish=STOP)]
+    end = partial(mortal.jobs.finish, "r1", finish=inference_pb2.ERROR, failure=job_pb2.FAILURE_UNAVAILABLE, error="")
+    assert await end(expect_attempt=1) is Finished.FENCED
+    assert await mortal.commit(frozen, *late) == [Commit.FENCED] * 2
+    assert (await mortal.registry.renew(frozen)).held_lease
+    assert await mortal.jobs.claim(frozen.id, frozen.incarnation, entries) == []
+    assert await mortal.jobs.next_entries(mortal.reader, frozen.id, frozen.incarnation, 10, 1) == []
+    (claim,) = await mortal.claim(other)
+    assert await mortal.commit(frozen, *late) == [Commit.FENCED] * 2
+    # Nor may it say that it is the new attempt.
+    assert await mortal.commit(frozen, chunk("r1", 1, [2], attempt=2)) == [Commit.FENCED]
+    assert await mortal.commit(other, chunk("r1", 1, [2], attempt=claim.attempt)) == [Commit.WRITTEN]
+    assert [each.attempt for each in await mortal.log("r1")] == [1, 2]
+    assert (await mortal.load(frozen), await mortal.load(other)) == ((0, 0), (1, 10))
+
+
+async def everything(broker: Broker) -> dict[str, Any]:
+    """All that is kept, but how long leases still last."""
+    dump = await names(broker)
+    return dict(zip(dump, await broker.pipeline([("DUMP", name) for name in dump]), strict=True))
+
+
+@pytest.mark.parametrize("how", ["lapsed", "replaced", "draining", "lease of another type", "stream of another type"])
+async def test_a_target_that_is_gone_changes_nothing(mortal: Stage, broker: Broker, how: str) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("r1", worker)
+    await mortal.perish(worker)
+    orphan = await found(mortal, "r1")
+    target, lease = Target("w1", other.incarnation, 3, 0), broker.keys.worker("w1")
+    if how == "lapsed":
+        await broker.call("DEL", lease)
+    elif how == "replaced":
+        await mortal.perish(other)
+        await mortal.worker("w1")
+    elif how == "draining":
+        await broker.call("HSET", lease, "state", "draining")
+    elif how == "lease of another type":
+        await broker.call("SET", lease, "x", "PX", 60_000)
+    else:
+        await broker.call("SET", broker.keys.jobs("w1"), "x")
+    before = await everything(broker)
+    assert await mortal.jobs.rehome(orphan, target) is STALE
+    assert await everything(broker) == before
+    await broker.call("DEL", broker.keys.jobs("w1"))
+
+
+@pytest.mark.parametrize("how", ["ended", "moved", "moved back", "claimed by another life", "submitted anew", "gone"])
+async def test_a_job_that_is_not_as_it_was_found_is_left_alone(mortal: Stage, broker: Broker, how: str) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("r1", worker)
+    await mortal.perish(worker)
+    orphan = await found(mortal, "r1")
+    if how == "ended":
+        assert await mortal.jobs.cancel("r1") is Finished.ENDED
+    elif how == "moved":
+        assert await mortal.rehome(other) == {"r1": MOVED}
+    elif how == "gone":
+        await broker.call("DEL", broker.keys.job("r1"))
+    else:
+        now = await mortal.worker()
+        if how == "submitted anew":
+            await broker.call("DEL", broker.keys.job("r1"))
+            await mortal.submit("r1", now)
+        else:
+            assert await mortal.rehome(now) == {"r1": MOVED}
+        if how == "claimed by another life":
+            assert [claim.attempt for claim in await mortal.claim(now)] == [2]
+            await mortal.perish(now)
+    before = await everything(broker)
+    assert await mortal.jobs.rehome(orphan, Target("w1", other.incarnation, 3, 0)) is STALE
+    assert await everything(broker) == before
+    # What tests do by hand, others clear up by hand.
+    await mortal.jobs.orphans()
+    await broker.call("DEL", broker.keys.load("w0", worker.incarnation))
+
+
+async def test_a_job_that_kills_its_workers_is_given_up_with_the_third(mortal: Stage, broker: Broker) -> None:
+    poison = job("poison")
+    worker = await mortal.worker("w0")
+    await mortal.running("poison", worker)
+    for number in (1, 2):
+        await mortal.perish(worker)
+        orphan = await found(mortal, "poison")
+        assert (orphan.deaths, orphan.attempt, orphan.doomed) == (number, number, False)
+        worker = await mortal.worker(f"w{number}")
+        assert await mortal.rehome(worker) == {"poison": MOVED}
+        assert (await mortal.record("poison")).deaths == number
+        await mortal.claim(worker)
+    await mortal.perish(worker)
+    orphan = await found(mortal, "poison")
+    assert (orphan.deaths, orphan.attempt, orphan.doomed) == (3, 3, True)
+    other = await mortal.worker("w3")
+    async with Ear(broker, mortal.gateway) as gateway:
+        assert await mortal.rehome(other) == {"poison": DEAD}
+        (delivery,) = await gateway.deliveries()
+    assert (delivery.failure, delivery.chunk.finish) == (job_pb2.FAILURE_DEAD, inference_pb2.ERROR)
+    assert delivery.chunk.error == "3 workers died while they ran it"
+    assert await mortal.log("poison") == [delivery]
+    record = await mortal.record("poison")
+    assert (record.state, record.deaths, record.attempt) == (JobState.ENDED, 3, 3)
+    (dead,) = await DeadJobs(broker).find()
+    assert 0 <= dead.record.died_unix_ms - orphan.seen_ms < 60_000
+    dead.record.died_unix_ms = 0
+    assert dead.record == job_pb2.DeadJob(
+        job=poison, reason="3 workers died while they ran it", attempts=3, worker="w2"
+    )
+    assert (await mortal.load(worker), await mortal.load(other)) == ((0, 0), (0, 0))
+    assert (await mortal.jobs.ledger()).dead == 1
+    assert (await mortal.jobs.ledger()).holds
+
+
+async def test_it_is_given_up_where_there_is_no_other_worker_too(mortal: Stage) -> None:
+    for _ in range(3):
+        worker = await mortal.worker()
+        await (mortal.rehome(worker) if await mortal.jobs.get("poison") else mortal.submit("poison", worker))
+        assert len(await mortal.claim(worker)) == 1
+        await mortal.perish(worker)
+    assert await mortal.rehome(None) == {"poison": DEAD}
+
+
+async def test_who_did_nothing_is_no_suspect(mortal: Stage) -> None:
+    """Jobs that were not claimed, or had tokens of the life that died."""
+    for number in range(4):
+        worker = await mortal.worker("w0")
+        if number == 0:
+            await mortal.submit("talks", worker, n=2)
+            await mortal.submit("waits", worker)
+        (claim,) = [each for each in await claim_some(mortal, worker, "talks") if each.job.request_id == "talks"]
+        assert claim.attempt == number + 1
+        step = chunk("talks", claim.next[number % 2], [7], choice=number % 2, attempt=claim.attempt)
+        assert await mortal.commit(worker, step) == [Commit.WRITTEN]
+        await mortal.perish(worker)
+        assert {each.job.request_id: each.deaths for each in await mortal.jobs.orphans()} == {"talks": 0, "waits": 0}
+        successor = await mortal.worker("w0")
+        await mortal.rehome(successor)
+        await mortal.perish(successor)
+    # Without a token more, the life that had it last is counted, and those before are not.
+    worker = await mortal.worker("w0")
+    await claim_some(mortal, worker, "talks")
+    await mortal.perish(worker)
+    assert (await found(mortal, "talks")).deaths == 1
+
+
+async def claim_some(stage: Stage, worker: WorkerInfo, *wanted: str) -> list[Any]:
+    """Reads all, rehomes what earlier lives had read, and claims only the wanted."""
+    await stage.rehome(worker)
+    entries = [entry for entry in await stage.entries(worker) if entry.request_id in wanted]
+    return await stage.jobs.claim(worker.id, worker.incarnation, entries)
+
+
+async def test_workers_that_said_goodbye_have_not_died(mortal: Stage) -> None:
+    for number in range(4):
+        worker = await mortal.worker(f"w{number}")
+        await (mortal.submit("r1", worker) if number == 0 else mortal.rehome(worker))
+        assert [claim.attempt for claim in await mortal.claim(worker)] == [number + 1]
+        await mortal.registry.leave(worker.id, worker.incarnation)
+        orphan = await found(mortal, "r1")
+        assert (orphan.deaths, orphan.doomed) == (0, False)
+
+
+async def test_nobody_runs_a_job_more_than_ten_times(mortal: Stage, broker: Broker) -> None:
+    worker = await mortal.worker()
+    await mortal.running("r1", worker)
+    await broker.call("HSET", broker.keys.job("r1"), "attempt", "10")
+    await mortal.commit(worker, chunk("r1", 0, [1], attempt=10))
+    await mortal.registry.leave(worker.id, worker.incarnation)
+    other = await mortal.worker("w1")
+    assert await mortal.rehome(other) == {"r1": DEAD}
+    assert (await mortal.log("r1"))[-1].chunk.error == "10 workers ran it, and none came to its end"
+
+
+async def test_without_a_target_it_waits_and_then_ends(mortal: Stage, broker: Broker) -> None:
+    worker = await mortal.worker()
+    await mortal.running("r1", worker)
+    await mortal.commit(worker, chunk("r1", 0, [1]))
+    await mortal.perish(worker)
+    orphan = await found(mortal, "r1")
+    for _ in range(3):
+        assert await mortal.jobs.rehome(orphan, None) is WAITING
+    assert (await mortal.record("r1")).state is JobState.RUNNING
+    assert (await mortal.jobs.ledger()).in_flight == 1
+
+    hasty = Jobs(broker, lease_ttl_ms=SHORT_TTL_MS, orphan_wait_s=0.05)
+
+    async def ended() -> bool:
+        return await hasty.rehome(orphan, None) is ENDED
+
+    assert await until(ended)
+    (_, delivery) = await mortal.log("r1")
+    assert delivery.failure == job_pb2.FAILURE_UNAVAILABLE
+    assert delivery.chunk.error == "worker w0 died, and for 0.05 s there was no other to run it"
+    assert await hasty.rehome(orphan, None) is STALE
+    assert await mortal.jobs.orphans() == []
+    assert await broker.call("EXISTS", broker.keys.jobs("w0")) == 0
+    assert (await mortal.jobs.ledger()).failed == 1
+
+
+@pytest.mark.parametrize("how", ["moved", "claimed"])
+async def test_the_time_it_waits_is_counted_anew_once_it_had_a_worker(mortal: Stage, broker: Broker, how: str) -> None:
+    worker = await mortal.worker()
+    await mortal.submit("r1", worker)
+    await mortal.perish(worker)
+    assert await mortal.rehome(None) == {"r1": WAITING}
+    assert await broker.call("HEXISTS", broker.keys.job("r1"), "orphaned_ms") == 1
+    if how == "moved":
+        other = await mortal.worker("w1")
+        assert await mortal.rehome(other) == {"r1": MOVED}
+    else:
+        now = await mortal.worker()
+        assert await mortal.jobs.orphans() == []
+        assert len(await mortal.claim(now)) == 1
+    assert await broker.call("HEXISTS", broker.keys.job("r1"), "orphaned_ms") == 0
