@@ -3,11 +3,12 @@
 ::
 
     full worker:   jobs wait in its stream --call, every CALL_EVERY_S--> all workers with the same pages
-    free worker:   hears calls --steal, where the wait is longest--> the job is in its own stream, and read as any other
+    free worker:   hears calls --peek, where the wait is longest--> what it holds of each prompt (``worker.overlap``)
+                         --steal--> the job is in its own stream, and read as any other
 
 What is free: a place, and no job that waits for its first token. Nobody asks while nobody calls, so an idle fleet
-costs nothing. Whether a job is sooner done here, its cached prefix there considered, is judged by ``Jobs.steal`` in the
-moment of the move; here it is only decided whom to ask.
+costs nothing. Whether a job is sooner done here, the cached prefixes at both considered, is judged by ``Jobs.steal`` in
+the moment of the move; here it is only decided whom to ask, and found out what is held.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from kvstore.errors import KvError
 from kvstore.help import Call, HelpLine
 from kvstore.jobs import Jobs
 from kvstore.outage import Outage
+from kvstore.stealing import peek
+from worker.overlap import HASHED_AT_ONCE, Overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Set as AbstractSet
 
     from kvstore.client import Broker
     from kvstore.registry import WorkerInfo
@@ -88,10 +92,14 @@ class Stealing:
         rates: Rates,
         free: Callable[[], bool],
         stolen: Callable[[], None],
+        offered: AbstractSet[bytes] = frozenset(),
     ) -> None:
-        """``free`` tells whether another's job could begin here now; ``stolen`` is told of each that was taken."""
+        """``free`` tells whether another's job could begin here now; ``stolen`` is told of each that was taken;
+        ``offered`` is what the pool offers (``Held.offered``): without it, nothing is expected to be found."""
+        self._broker = broker
         self._jobs = Jobs(broker)
         self._line = HelpLine(broker, info.fingerprint)
+        self._overlaps = Overlaps(info.fingerprint, info.block_size, offered)
         self._info = info
         self._intake = intake
         self._rates = rates
@@ -173,6 +181,9 @@ class Stealing:
                 self._wake.set()  # there may be others
 
     async def _take(self, call: Call) -> bool:
+        held = await self._held_of(call.worker)
+        if not self._free():
+            return False  # the look took its time
         moved = await self._jobs.steal(
             self._info.id,
             self._info.incarnation,
@@ -180,8 +191,25 @@ class Stealing:
             prefill_s_per_token=1 / self._rates.now.prefill_tok_s,
             place_s=call.place_s,
             margin_s=MARGIN_S,
+            held=held,
         )
+        if moved:
+            self._overlaps.forget()
         return bool(moved)
+
+    async def _held_of(self, victim: str) -> Sequence[tuple[str, int]]:
+        """Of which of the jobs that wait there this worker holds something, and how many tokens."""
+        overlaps, now = self._overlaps, time.monotonic()
+        if not overlaps:
+            return ()
+        known = overlaps.known(victim, now)
+        waiting = await peek(self._broker, victim, known=known)
+        if sum(len(each.job.prompt_token_ids) for each in waiting) > HASHED_AT_ONCE:
+            found = await asyncio.to_thread(overlaps.look, waiting)
+        else:
+            found = overlaps.look(waiting)
+        overlaps.note(victim, found, now)
+        return [(entry, tokens) for entry, tokens in (known | found).items() if tokens]
 
     async def _arrival(self) -> None:
         """Until the job that was taken is here, so that it is seen that this worker is free no more."""
