@@ -33,14 +33,13 @@ from kvstore.limits import (
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
 ROLES: Final = ("system", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 1024
 # As the protocol's float32 has it: what a client writes as 0.01 must pass.
 LEAST_REPETITION: Final = struct.unpack("f", struct.pack("f", MIN_REPETITION))[0]
-NOT_SERVED: Final = "not served by this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,6 @@ def check(request: inference_pb2.GenerateRequest) -> None:
     if len(request.model) > MAX_MODEL_NAME:
         raise AdmissionError("model", shown(request.model), f"must have at most {MAX_MODEL_NAME} characters")
     _check_input(request)
-    if request.detached:
-        raise AdmissionError("detached", "true", f"{NOT_SERVED} (must be unset)")
     _check_output(request)
     _check_sampling(request.sampling)
     _check_stopping(request.stopping)
@@ -72,6 +69,13 @@ def check_request_id(request_id: str) -> None:
     """Refuses, with AdmissionError, an id that may not name a job."""
     if not REQUEST_ID.fullmatch(request_id):
         raise AdmissionError("request_id", shown(request_id), "must be 1 to 128 characters of [A-Za-z0-9._:-]")
+
+
+def check_after(after: Mapping[int, int], choices: int) -> None:
+    """Refuses, with AdmissionError, to go on with choices that a job does not have."""
+    for choice in after:
+        if choice >= choices:
+            raise AdmissionError("after", f"of choice {choice}", f"the job has {choices}, counted from 0")
 
 
 def resolve(
@@ -113,6 +117,7 @@ def resolve(
         cache_salt=request.cache_salt,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
+        detached=request.detached,
     )
 
 

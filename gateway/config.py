@@ -18,7 +18,7 @@ own."""
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response message, and gRPC's default for what a client takes. Ours stay below: a response carries at most
-``gateway.relay.MAX_BATCH`` chunks of a few hundred bytes. One chunk of a call may be larger: the log-probabilities of a
+``gateway.stream.MAX_BATCH`` chunks of some hundred bytes. One chunk of a call may be larger: the log-probabilities of a
 prompt take up to 1.5 MB (``gateway.admission.MAX_PROMPT_LOGPROBS``)."""
 
 

@@ -14,7 +14,8 @@ from octavo.v1 import inference_pb2, job_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.relay import Relay, Stream
+    from gateway.relay import Relay
+    from gateway.stream import Stream
     from kvstore.jobs import Jobs
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@
     ├── Overloaded          RESOURCE_EXHAUSTED   every queue is full, or this gateway has too many streams
     ├── DeadlinePassed      DEADLINE_EXCEEDED    the client's deadline passed before the job was queued
     ├── Draining            UNAVAILABLE          this gateway is stopping
-    ├── JobLost             UNAVAILABLE          an accepted job, or its output, is no longer in the broker
+    ├── JobLost             UNAVAILABLE          an accepted job's output can't be read any more
+    │   └── JobGone         UNAVAILABLE          the job itself is no longer in the broker
     └── JobFailed           by its Failure       the job ended with finish ERROR
 
 Errors of ``kvstore`` are in the table too. Whatever is not becomes INTERNAL with a short id: the traceback goes to the
@@ -96,6 +97,10 @@ class JobLost(GatewayError):
     """An accepted job, or its output, cannot be read any more."""
 
 
+class JobGone(JobLost):
+    """An accepted job is no longer in the broker. Who knows its payload can submit it again."""
+
+
 class JobFailed(GatewayError):
     """The job ended with finish ERROR and this failure."""
 
@@ -138,6 +143,7 @@ _FAILURES: Final[dict[int, tuple[grpc.StatusCode, int | None]]] = {
     job_pb2.FAILURE_UNAVAILABLE: (grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
     job_pb2.FAILURE_DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, None),
     job_pb2.FAILURE_INTERNAL: (grpc.StatusCode.INTERNAL, None),
+    job_pb2.FAILURE_DEAD: (grpc.StatusCode.INTERNAL, None),
 }
 
 

@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError
 
 from gateway.admission import check_request_id
+from gateway.config import MAX_RESPONSE_BYTES
+from gateway.dispatch import Order
 from gateway.errors import JobNotFound
 from gateway.rpc import Method, service_handler
-from octavo.v1 import fleet_pb2
+from kvstore.jobs import Submitted
+from kvstore.limits import MAX_REQUEST_ID
+from octavo.v1 import fleet_pb2, job_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import grpc
 
+    from gateway.dispatch import Dispatch
+    from gateway.models import Models
     from gateway.rpc import Context
+    from kvstore.dead import DeadJobs
     from kvstore.jobs import Jobs, QueueInfo
+    from kvstore.ledger import Ledger
     from kvstore.registry import Registry, WorkerInfo
 
-NAME = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
+NAME: Final = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
+RETRY: Final = re.compile(r"\.retry-\d+$")
+RESPONSE_SLACK: Final = 4096
+"""Bytes of a response that are left free."""
+MAX_PAYLOAD: Final = 1 << 20
+"""Characters of a dead job's payload that are told: with the longest prompt it fits into a response."""
+MESSAGE_OVERHEAD: Final = 8
+"""Of each message in another one: its tag and its length."""
 
 
 class FleetService:
     """Answers from the broker alone, so that every gateway gives the same answer."""
 
-    def __init__(self, registry: Registry, jobs: Jobs) -> None:
+    def __init__(self, registry: Registry, jobs: Jobs, dead: DeadJobs, models: Models, dispatch: Dispatch) -> None:
         self._registry = registry
         self._jobs = jobs
+        self._dead = dead
+        self._models = models
+        self._dispatch = dispatch
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the server registers."""
@@ -35,6 +58,10 @@ class FleetService:
             "ListWorkers": Method(fleet_pb2.ListWorkersRequest, self.list_workers),
             "GetQueues": Method(fleet_pb2.GetQueuesRequest, self.get_queues),
             "Explain": Method(fleet_pb2.ExplainRequest, self.explain),
+            "Ledger": Method(fleet_pb2.LedgerRequest, self.ledger),
+            "ListDead": Method(fleet_pb2.ListDeadRequest, self.list_dead),
+            "RetryDead": Method(fleet_pb2.RetryDeadRequest, self.retry_dead),
+            "DropDead": Method(fleet_pb2.DropDeadRequest, self.drop_dead),
         }
         return service_handler(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], methods)
 
@@ -57,6 +84,92 @@ class FleetService:
         if found is None:
             raise JobNotFound(request.request_id)
         return found
+
+    async def ledger(self, _request: fleet_pb2.LedgerRequest, _context: Context) -> fleet_pb2.LedgerResponse:
+        """What became of all requests that were ever accepted, read in one moment."""
+        return ledger_message(await self._jobs.ledger())
+
+    async def list_dead(self, request: fleet_pb2.ListDeadRequest, _context: Context) -> fleet_pb2.ListDeadResponse:
+        """The dead, or those of one request id, the latest first. Raises AdmissionError."""
+        if request.request_id:
+            check_request_id(request.request_id)
+        found = await self._dead.find(request.request_id)
+        return fleet_pb2.ListDeadResponse(jobs=fitting(dead_message(each.record) for each in found))
+
+    async def retry_dead(self, request: fleet_pb2.RetryDeadRequest, _context: Context) -> fleet_pb2.RetryDeadResponse:
+        """Submits a dead job again, detached and under a new id; it stays among the dead until it is dropped. Raises
+        AdmissionError, JobNotFound, and what a submission does."""
+        check_request_id(request.request_id)
+        found = await self._dead.get(request.request_id)
+        if found is None:
+            raise JobNotFound(request.request_id)
+        served = await self._models.find(found.record.job.model, now=True)
+        number = 0
+        while True:
+            number += 1
+            job = again(found.record.job, number)
+            digest = hashlib.sha256(job.SerializeToString(deterministic=True)).digest()
+            if await self._jobs.get(job.request_id) is not None:
+                continue  # of an earlier retry
+            sent = await self._dispatch.submit(Order(job, digest, lambda: None), served)
+            self._dispatch.over(sent)
+            if sent.submitted is Submitted.ACCEPTED:
+                return fleet_pb2.RetryDeadResponse(request_id=job.request_id)
+
+    async def drop_dead(self, request: fleet_pb2.DropDeadRequest, _context: Context) -> fleet_pb2.DropDeadResponse:
+        """Forgets the dead, or those of one request id. Raises AdmissionError."""
+        if request.request_id:
+            check_request_id(request.request_id)
+        return fleet_pb2.DropDeadResponse(dropped=await self._dead.drop(request.request_id))
+
+
+def again(job: job_pb2.Job, number: int) -> job_pb2.Job:
+    """A dead job's copy for its retry of that number: nobody waits for it. A retry of a retry counts on."""
+    copy = job_pb2.Job()
+    copy.CopyFrom(job)
+    suffix = f".retry-{number}"
+    copy.request_id = RETRY.sub("", job.request_id)[: MAX_REQUEST_ID - len(suffix)] + suffix
+    copy.detached = True
+    return copy
+
+
+def ledger_message(found: Ledger) -> fleet_pb2.LedgerResponse:
+    """The ledger, as operators get it."""
+    return fleet_pb2.LedgerResponse(
+        accepted=found.accepted,
+        finished=found.finished,
+        failed=found.failed,
+        cancelled=found.cancelled,
+        expired=found.expired,
+        dead=found.dead,
+        in_flight=found.in_flight,
+    )
+
+
+def dead_message(record: job_pb2.DeadJob) -> fleet_pb2.Dead:
+    """A dead job, as operators get it. Without its payload if that is very long: all that it has more than the rest is
+    sampling and such."""
+    payload = MessageToJson(record.job, preserving_proto_field_name=True, indent=None)
+    return fleet_pb2.Dead(
+        request_id=record.job.request_id,
+        model=record.job.model,
+        reason=record.reason,
+        worker=record.worker,
+        attempts=record.attempts,
+        died_unix_ms=record.died_unix_ms,
+        prompt_token_ids=record.job.prompt_token_ids,
+        payload=payload if len(payload) <= MAX_PAYLOAD else "",
+    )
+
+
+def fitting(messages: Iterable[fleet_pb2.Dead]) -> Iterator[fleet_pb2.Dead]:
+    """As many of the first as a response has room for; one in any case."""
+    room = MAX_RESPONSE_BYTES - RESPONSE_SLACK
+    for number, each in enumerate(messages):
+        room -= each.ByteSize() + MESSAGE_OVERHEAD
+        if room < 0 and number:
+            return
+        yield each
 
 
 def worker_message(info: WorkerInfo) -> fleet_pb2.Worker:
@@ -118,4 +231,6 @@ async def explanation(jobs: Jobs, request_id: str) -> fleet_pb2.ExplainResponse 
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         started=record.started,
+        fetched_tokens=record.fetched_tokens,
+        predicted_cached_tokens=record.predicted,
     )

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from gateway.config import address
 from gateway.prefixes import Index
+from kvstore.orphans import Rehomed
 from kvstore.parts import Parts, PartsCollector
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from octavo.v1 import inference_pb2
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+FATES: Final = (Rehomed.MOVED, Rehomed.ENDED, Rehomed.DEAD, Rehomed.STALE)
 OUTCOMES: Final = ("equal", "less", "more")
 CALL_PARTS: Final = ("check", "tokenize", "send", "relay")
 """Of a Generate call, one after the other: its bounds and its model, its prompt's tokens and the job, routing and
@@ -75,6 +77,18 @@ class Metrics:
         )
         for outcome in OUTCOMES:
             self.predictions.labels(outcome=outcome)
+        self.rehomed = Counter(
+            "octavo_gateway_rehomed",
+            "Jobs of workers that were gone, by what this gateway did: moved them to another worker, ended them as"
+            " there was none, or as too many had died of them, or found them stale: done by somebody else.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        for fate in FATES:
+            self.rehomed.labels(outcome=fate.value)
+        self.resubmitted = Counter(
+            "octavo_gateway_resubmitted", "Submissions of jobs that the broker had lost.", registry=self.registry
+        )
         self.streams = Gauge("octavo_streams", "Generate calls that are open.", registry=self.registry)
         self.parts = Parts(*CALL_PARTS)
         self.registry.register(PartsCollector("octavo_part_seconds", "Parts of Generate calls.", "part", self.parts))
@@ -84,6 +98,15 @@ class Metrics:
     def watch_broker(self, spent: Parts) -> None:
         """Shows what was waited for."""
         self.registry.register(PartsCollector("octavo_broker_seconds", "Calls of the broker.", "call", spent))
+
+    def watch_breaker(self, open_circuits: Callable[[], int]) -> None:
+        """Shows how many workers are kept from new jobs because they fail."""
+        self.registry.register(_OpenCircuits(open_circuits))
+
+    def count_rehomed(self, outcome: Rehomed, number: int) -> None:
+        """So many orphans went that way. Those that wait are met again and again, and are not counted."""
+        if outcome in FATES:
+            self.rehomed.labels(outcome=outcome.value).inc(number)
 
     def watch_index(self, index: Callable[[], Index]) -> None:
         """Shows what decisions can know of prefixes."""
@@ -195,6 +218,20 @@ class QueueGauges(Collector):
             depth.add_metric((queue.worker, "pending"), queue.pending)
             oldest.add_metric((queue.worker,), queue.oldest_age_ms / 1000)
         return depth, oldest
+
+
+class _OpenCircuits(Collector):
+    """Workers that the breaker keeps from jobs."""
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self._number = number
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "octavo_gateway_open_circuits", "Workers that get no jobs, or one at a time, because their last failed."
+        )
+        family.add_metric((), self._number())
+        return (family,)
 
 
 class _IndexState(Collector):

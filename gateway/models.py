@@ -55,7 +55,7 @@ class Served:
     @property
     def fingerprint(self) -> str:
         """The one that most of the workers have."""
-        return _most_common(worker.fingerprint for worker in self.workers)
+        return most_common(worker.fingerprint for worker in self.workers)
 
 
 class Models:
@@ -171,11 +171,11 @@ def choose(live: Sequence[WorkerInfo], name: str, known: dict[str, None]) -> tup
     ready = [worker for worker in live if worker.model == wanted and worker.state == READY]
     if not ready:
         raise NoWorker(f"all live workers of model {shown(wanted)} are draining; {STARTING}")
-    most = _most_common(worker.tokenizer for worker in ready)
+    most = most_common(worker.tokenizer for worker in ready)
     return tuple(worker for worker in ready if worker.tokenizer == most)
 
 
-def _most_common(values: Iterable[str]) -> str:
+def most_common(values: Iterable[str]) -> str:
     """Of equally common ones the smallest, so that all gateways agree."""
     counts = Counter(values)
     return min(counts, key=lambda each: (-counts[each], each))

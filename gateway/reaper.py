@@ -1,4 +1,4 @@
-"""What a gateway does for the fleet at regular times: its own lease, and an end for the jobs of dead workers."""
+"""What a gateway does for the fleet at regular times: its own lease, and a new worker for the jobs of dead ones."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.tasks import SKIPPED, Turn
 from kvstore.errors import BrokerUnreachable
+from kvstore.orphans import Rehomed
 from kvstore.registry import HEARTBEAT_S, LEASE_TTL_MS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvstore.jobs import Jobs
+    from gateway.rehoming import Rehoming
     from kvstore.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-REAP_S: Final = 0.5
-"""With a lease of 3 s, the jobs of a dead worker end within 4 s."""
+REAP_S: Final = 0.25
+"""With a lease of 3 s, the jobs of a dead worker are in another one's stream some 3.5 s after its last heartbeat."""
 LEASE_S: Final = LEASE_TTL_MS / 1000
 OUTAGE_S: Final = 2 * HEARTBEAT_S
 """From here on a time without the broker may have cost others their leases."""
+NEWS: Final = (Rehomed.MOVED, Rehomed.ENDED, Rehomed.DEAD)
+"""What is worth a line in the log; a job that waits is met in every round."""
 
 
 class Lease:
@@ -76,14 +79,17 @@ class Lease:
 
 
 class Reaper:
-    """Ends the jobs of workers that have died. Every gateway has one; they do not get in each other's way.
+    """Finds new workers for the jobs of those that have died or left. Every gateway has one; they do not get in each
+    other's way.
 
     Not while, or soon after, the broker was away: leases lapse then of workers that are alive and well.
     """
 
-    def __init__(self, jobs: Jobs, lease: Lease) -> None:
-        self._jobs = jobs
+    def __init__(self, rehoming: Rehoming, lease: Lease, count: Callable[[Rehomed, int], None]) -> None:
+        """`count`: is told how many jobs went which way."""
+        self._rehoming = rehoming
         self._lease = lease
+        self._count = count
 
     async def reap(self) -> Turn | None:
         """One round; SKIPPED while leases are not to be trusted. Raises BrokerError."""
@@ -92,9 +98,12 @@ class Reaper:
         try:
             # A round that an outage interrupts must not go on after it with what it has seen before.
             async with asyncio.timeout(OUTAGE_S):
-                orphans = await self._jobs.end_orphans()
+                done = await self._rehoming.run()
         except TimeoutError as error:
             raise BrokerUnreachable("no answer while looking for dead workers") from error
-        if orphans:
-            logger.warning("ended %d jobs of dead workers, among them %s", len(orphans), orphans[:8])
+        for outcome, number in done.items():
+            self._count(outcome, number)
+        told = {outcome.value: number for outcome, number in done.items() if outcome in NEWS}
+        if told:
+            logger.warning("jobs of workers that are gone: %s", told)
         return None

@@ -26,6 +26,12 @@ def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
         request.request_id = request_id
 
 
+def seed_of(request_id: str, digest: bytes) -> int:
+    """The seed of a request that sets none, 0 to 2^64 - 1: by its id, so that whoever submits it again, once the broker
+    has lost it, gets the same answer. The ids that gateways make are random."""
+    return int.from_bytes(hashlib.sha256(b"octavo seed" + digest + request_id.encode()).digest()[:8])
+
+
 def response_of(
     request_id: str, batch: list[job_pb2.Delivery], sent: Sent, usage: inference_pb2.Usage | None
 ) -> inference_pb2.GenerateResponse:

@@ -20,14 +20,18 @@ from gateway.fleet import FleetService
 from gateway.health import Health
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.output import Output
 from gateway.pages import Stored, open_store
+from gateway.placing import Placing
 from gateway.reaper import REAP_S, Lease, Reaper
+from gateway.rehoming import Rehoming
 from gateway.relay import Relay
 from gateway.router import Policy
 from gateway.service import InferenceService
 from gateway.tasks import Tasks, every
 from gateway.tokenize import TokenizerPool
 from kvstore.client import BrokerConfig, connect
+from kvstore.dead import DeadJobs
 from kvstore.errors import BrokerError
 from kvstore.jobs import Jobs
 from kvstore.prefix_index import PrefixIndex
@@ -138,38 +142,42 @@ class Gateway:
         self._stack.push_async_callback(tokenizers.close)
         self._stack.push_async_callback(self._tasks.cancel)
         models = Models(registry, tokenizers, self._tasks)
-        dispatch = Dispatch(
-            *(jobs, registry, PrefixIndex(broker), models),
-            gateway=incarnation,
+        placing = Placing(
+            *(registry, PrefixIndex(broker)),
             max_queue=config.max_queue,
             rng=random.Random(),
             policy=Policy(config.policy),
             pages=self._pages,
         )
+        dispatch = Dispatch(jobs, models, placing, gateway=incarnation, max_queue=config.max_queue)
+        output = Output(
+            dispatch=dispatch, models=models, relay=relay, jobs=jobs, tasks=self._tasks, metrics=self.metrics
+        )
         self._inference = InferenceService(
             models=models,
             tokenizers=tokenizers,
-            dispatch=dispatch,
+            output=output,
             relay=relay,
             jobs=jobs,
-            tasks=self._tasks,
             metrics=self.metrics,
             max_streams=config.max_streams,
         )
+        operators = FleetService(registry, jobs, DeadJobs(broker), models, dispatch)
         self.metrics.watch_broker(broker.spent)
-        self.metrics.watch_index(lambda: dispatch.index)
+        self.metrics.watch_index(lambda: placing.index)
+        self.metrics.watch_breaker(lambda: placing.breaker.open)
         self.metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
-        self._server.add_generic_rpc_handlers((self._inference.handler(), FleetService(registry, jobs).handler()))
+        self._server.add_generic_rpc_handlers((self._inference.handler(), operators.handler()))
         reflection.enable_server_reflection(
             (service.NAME, fleet.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         # The lease stands before the first job can name this gateway.
         await registry.renew_gateway(incarnation)
         await relay.start()
-        self._start_loops(registry, jobs, models)
+        self._start_loops(registry, jobs, models, Rehoming(jobs, registry, placing))
 
-    def _start_loops(self, registry: Registry, jobs: Jobs, models: Models) -> None:
+    def _start_loops(self, registry: Registry, jobs: Jobs, models: Models, rehoming: Rehoming) -> None:
         lease = Lease(registry, self.incarnation, self._health.lease)
 
         async def look() -> None:
@@ -178,7 +186,7 @@ class Gateway:
         self._stack.push_async_callback(self._loops.cancel)
         for interval_s, action, what in (
             (HEARTBEAT_S, lease.renew, "renewing the gateway's lease"),
-            (REAP_S, Reaper(jobs, lease).reap, "ending the jobs of dead workers"),
+            (REAP_S, Reaper(rehoming, lease, self.metrics.count_rehomed).reap, "moving the jobs of dead workers"),
             (1.0, lambda: self.metrics.queues.refresh(jobs), "reading the queues"),
             (1.0, look, "looking for models"),
         ):

@@ -1,168 +1,231 @@
-"""One reader's place in a job's output. Pure: deliveries in, deliveries out; ``relay`` does the I/O.
+"""One call's way to a job's output: the doorbell's deliveries, and the token log for whatever the doorbell lost.
 
-The doorbell brings deliveries at once but may lose some; the token log has them all. A place knows the next token index
-of each choice of its job, so it can tell what is new, what it has seen and what is missing. For one choice::
-
-    offered:   [0..3) [3..4)         [5..6)     start 5, next 4: a gap -> stale, the log must be read
-    log:       [0..3) [3..4) [4..5) [5..6)      refill: skips to 4, takes the rest
+A stream reads its token log when the doorbell brought a gap, when its reader was slower than its buffer, after a lost
+connection, and when it has heard nothing of some choice for a second: a lost last message leaves no gap.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from enum import Enum
-from typing import TYPE_CHECKING
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Final
 
-from gateway.errors import JobLost
-from octavo.v1 import inference_pb2, job_pb2
+from gateway.errors import Draining, JobGone, JobLost
+from gateway.place import Delivery, Offer, Place
+from kvstore import token_log
+from kvstore.errors import BrokerError
+from kvstore.jobs import JobRecord, JobState
+from kvstore.submissions import new_caller
+from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Awaitable, Callable, Mapping
+    from types import TracebackType
+    from typing import Self
 
-Delivery = job_pb2.Delivery
+    from gateway.relay import Relay
+    from kvstore.client import Broker
+    from kvstore.jobs import Jobs
+
+SILENCE_S: Final = 1.0
+"""A stream that has heard nothing of a choice for this long asks the broker."""
+PATIENCE_S: Final = 30.0
+"""A stream ends with UNAVAILABLE when the broker has not answered it for this long."""
+CAPACITY: Final = 64
+"""Deliveries a stream buffers for each choice. A slower reader is served from the log, which its buffer need not
+hold."""
+MAX_BATCH: Final = 64
+"""Deliveries that ``Stream.next`` returns at once."""
+CALL_AGAIN: Final = "the job may go on: call again with the same request_id and payload"
 
 
-class Offer(Enum):
-    """What became of a delivery from the doorbell."""
+class Stream:
+    """One call's way to a job's output: ``with relay.open(id, n) as stream``, submit, then ``await stream.next()``
+    until ``stream.done``."""
 
-    TAKEN = "taken"
-    SEEN = "seen"
-    """It is not new."""
-    LOG = "log"
-    """Only the log can tell: there is a gap before it, no room for it, or it was written from outside."""
-    MALFORMED = "malformed"
+    def __init__(
+        self,
+        relay: Relay,
+        broker: Broker,
+        jobs: Jobs,
+        request_id: str,
+        choices: int,
+        after: Mapping[int, int],
+    ) -> None:
+        self.request_id = request_id
+        self.caller = new_caller()
+        """The call's name in the broker."""
+        self.callers = {self.caller}
+        """And those of calls that left the same job to this one. Under one of these the job may be ended."""
+        self.attached = False
+        """Set once the job is known to be in the broker for this stream."""
+        self.restarts = 0
+        """How often the broker has lost the job."""
+        self._relay = relay
+        self._broker = broker
+        self._jobs = jobs
+        self._place = Place(choices=choices, capacity=CAPACITY * choices, after=after)
+        self._heard = [time.monotonic()] * choices
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        """Wakes the reader when a choice may have been silent for too long. One that is set is left alone by what comes
+        meanwhile: to set it anew for every token costs more than to wake once a second in vain."""
+        self._log_id = b"0"
+        self._trouble_since: float | None = None
 
+    def __enter__(self) -> Self:
+        self._relay.add(self)
+        return self
 
-class Place:
-    """Where one reader of a job is: the next token index of every choice, and which choices have ended.
-
-    ``stale`` says that the log must be read before the reader goes on, whichever choice it is that lacks something: one
-    read brings what all of them have. ``outside`` holds a terminal delivery that was written from outside the worker.
-    It ends every choice that is still open, and lacks their starts and the usage: ``complete`` makes of it one terminal
-    delivery for each.
-    """
-
-    def __init__(self, *, choices: int, capacity: int) -> None:
-        self.stale = False
-        self.next = [0] * choices
-        self.outside: Delivery | None = None
-        self.usage = inference_pb2.Usage()
-        """What the job has used, as far as terminal deliveries have told."""
-        self._open = set(range(choices))
-        self._begun = False
-        self._capacity = capacity
-        self._buffer: deque[Delivery] = deque()
-
-    def __len__(self) -> int:
-        return len(self._buffer)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._relay.remove(self)
 
     @property
-    def open(self) -> AbstractSet[int]:
-        """The choices whose last delivery is neither in the buffer nor was taken."""
-        return self._open
+    def choices(self) -> int:
+        """How many answers the job has."""
+        return len(self._place.next)
 
     @property
     def ended(self) -> bool:
-        """Whether no choice is open: what is still to be taken is in the buffer."""
-        return not self._open
+        """Whether the last terminal delivery has been read or is in the buffer."""
+        return self._place.ended
+
+    @property
+    def done(self) -> bool:
+        """Whether ``next`` has returned all there is."""
+        return self._place.ended and not len(self._place)
+
+    @property
+    def usage(self) -> inference_pb2.Usage:
+        """Of the whole job, once the stream is done. Lives of the job that the broker has lost count as an attempt
+        each; what they used was used in vain."""
+        usage = inference_pb2.Usage()
+        usage.CopyFrom(self._place.usage)
+        usage.attempts += self.restarts
+        return usage
 
     def offer(self, delivery: Delivery) -> Offer:
-        """Takes a delivery from the doorbell, or says why not. Sets ``stale`` where the log is needed."""
-        if self.ended or self.outside is not None:
-            return Offer.SEEN
-        if not well_formed(delivery, len(self.next)):
-            return Offer.MALFORMED
-        if written_outside(delivery):
-            # It does not say where it stands, so only the log can tell that nothing is missing before it.
-            self.stale = True
-            return Offer.LOG
-        if self._has(delivery.chunk):
-            return Offer.SEEN
-        # The route comes with a job's first delivery, whichever choice that is of.
-        is_next = self._begun or delivery.HasField("route")
-        is_next = is_next and delivery.chunk.start == self.next[delivery.chunk.choice]
-        if self.stale or not is_next or len(self._buffer) >= self._capacity:
-            self.stale = True
-            return Offer.LOG
-        self._append(delivery)
-        return Offer.TAKEN
+        """A delivery from the doorbell."""
+        outcome = self._place.offer(delivery)
+        if outcome is Offer.TAKEN:
+            self._heard[delivery.chunk.choice] = time.monotonic()
+        if outcome in (Offer.TAKEN, Offer.LOG):
+            self._wake.set()
+        return outcome
 
-    def refill(self, entries: Iterable[Delivery]) -> int:
-        """Takes from consecutive log entries what is new; returns how many were malformed, and left out.
+    def heard(self, delivery: Delivery) -> float:
+        """When something of the delivery's choice was heard last, on the monotonic clock."""
+        return self._heard[delivery.chunk.choice]
 
-        May go over the capacity, by what one read of the log brings. Raises JobLost when the log itself has a gap.
+    def distrust(self) -> None:
+        """Something may have been missed: read the log."""
+        self._place.stale = True
+        self._wake.set()
+
+    def restart(self) -> None:
+        """The broker has lost the job, and it runs again from its first token under the same id: what of its output is
+        had already is left out."""
+        self._place.restart()
+        self._log_id = b"0"
+        self._heard = [time.monotonic()] * len(self._heard)
+        self.restarts += 1
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Lets a waiting reader look around."""
+        self._wake.set()
+
+    async def next(self) -> list[Delivery]:
+        """The next 1 to MAX_BATCH deliveries, of each choice in index order; empty only when done.
+
+        Raises JobGone when the broker has lost the job, JobLost when it has lost its output or does not answer for
+        PATIENCE_S, Draining when the relay was closed.
         """
-        malformed = 0
-        for delivery in entries:
-            if self.ended or self.outside is not None:
-                break
-            if not well_formed(delivery, len(self.next)):
-                malformed += 1
-                continue
-            if written_outside(delivery):
-                self.outside = delivery
-                break
-            chunk = delivery.chunk
-            if self._has(chunk):
-                continue
-            expected = self.next[chunk.choice]
-            if chunk.start > expected:
-                raise JobLost(f"the token log of choice {chunk.choice} goes from index {expected} to {chunk.start}")
-            self._append(delivery)
-        return malformed
+        while True:
+            if batch := self._place.take(MAX_BATCH):
+                return batch
+            if self._place.ended:
+                return []
+            if self._relay.closed:
+                raise Draining(f"the gateway is stopping; {CALL_AGAIN}")
+            self._wake.clear()
+            if self._place.stale:
+                await self._ask(self._refill)
+            elif self._timer is None and not self._patient():
+                await self._ask(self._compare)
+            else:
+                await self._wake.wait()
 
-    def complete(self, next_indexes: Mapping[int, int], usage: inference_pb2.Usage) -> None:
-        """Puts the end from outside behind all other deliveries: one for each open choice, with its start."""
-        if self.outside is None:
-            return
-        expected = [next_indexes.get(choice, 0) for choice in range(len(self.next))]
-        if expected != self.next:
-            raise JobLost(f"the choices of the job have {expected} tokens and its token log {self.next}")
-        for choice in sorted(self._open):
-            done = Delivery()
-            done.CopyFrom(self.outside)
-            done.chunk.choice, done.chunk.start = choice, self.next[choice]
-            self._append(done)
-        self.usage = usage
-        self.outside = None
+    def _patient(self) -> bool:
+        """Sets the timer, unless a choice has been silent for too long already."""
+        patience = min(self._heard[choice] for choice in self._place.open) + SILENCE_S - time.monotonic()
+        if patience <= 0:
+            return False
+        self._timer = asyncio.get_running_loop().call_later(patience, self._look)
+        return True
 
-    def behind(self, next_indexes: Mapping[int, int], ends: Iterable[int]) -> bool:
-        """Whether a job of which so much is committed, and these choices have ended, has more than was taken."""
-        return any(next_indexes.get(choice, 0) > index for choice, index in enumerate(self.next)) or any(
-            choice in self._open for choice in ends
-        )
+    def _look(self) -> None:
+        self._timer = None
+        self._wake.set()
 
-    def take(self, limit: int) -> list[Delivery]:
-        """Up to `limit` deliveries, in order. Empty: none are there now."""
-        return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+    async def _ask(self, question: Callable[[], Awaitable[None]]) -> None:
+        """Asks the broker, and bears with one that does not answer."""
+        try:
+            await question()
+        except BrokerError as error:
+            now = time.monotonic()
+            self._trouble_since = self._trouble_since or now
+            if now - self._trouble_since > PATIENCE_S:
+                raise JobLost(f"the broker does not answer; {CALL_AGAIN}") from error
+            # What the log has is unknown, so it stays to be read. The jitter keeps streams from asking in step.
+            self._place.stale = True
+            await asyncio.sleep(random.uniform(0.2, 1.0))
+        else:
+            self._trouble_since = None
+            self._heard = [time.monotonic()] * len(self._heard)
 
-    def _has(self, chunk: inference_pb2.Chunk) -> bool:
-        return chunk.choice not in self._open or chunk.start < self.next[chunk.choice]
+    async def _compare(self) -> None:
+        """Some choice is silent: does the broker know more?"""
+        record = await self._record()
+        if record.state is JobState.ENDED or self._place.behind(record.next, record.ends):
+            await self._refill()
+            if record.state is JobState.ENDED and not (self._place.ended or self._place.stale):
+                raise JobLost("the job has ended and its output is no longer kept")
 
-    def _append(self, delivery: Delivery) -> None:
-        self._begun = True
-        self._buffer.append(delivery)
-        self.next[delivery.chunk.choice] += len(delivery.chunk.token_ids)
-        if is_terminal(delivery):
-            self._open.discard(delivery.chunk.choice)
-        # Each says what was used until then, and a reader need not get them in the order in which they were written.
-        if delivery.HasField("usage") and delivery.usage.completion_tokens >= self.usage.completion_tokens:
-            self.usage = delivery.usage
+    async def _refill(self) -> None:
+        """Takes one page of the log. If there are more, they are read when the reader has taken what this one brought:
+        the answers of a job may be far larger than a reader should cost."""
+        self._relay.refills += 1
+        # Before the read: what the doorbell brings meanwhile may make it stale anew.
+        self._place.stale = False
+        entries, self._log_id, more = await token_log.read_page(self._broker, self.request_id, self._log_id)
+        self._relay.malformed += self._place.refill(entries)
+        if more:
+            self._place.stale = not self._place.ended
+        elif self._place.outside is not None:
+            # Without the record the job has ended all the same, and only what it had used is not known.
+            record = await self._jobs.get(self.request_id)
+            self._place.complete(record.next if record else {}, usage_of(record) if record else inference_pb2.Usage())
+        elif not entries:
+            await self._record()
+
+    async def _record(self) -> JobRecord:
+        record = await self._jobs.get(self.request_id)
+        if record is None:
+            raise JobGone("the job is no longer in the broker")
+        return record
 
 
-def is_terminal(delivery: Delivery) -> bool:
-    """Whether nothing comes after this delivery for its choice."""
-    return delivery.chunk.finish != inference_pb2.FINISH_REASON_UNSPECIFIED
-
-
-def written_outside(delivery: Delivery) -> bool:
-    """Whether this ended a job from outside its worker: cancelled, timed out, or the worker died."""
-    return is_terminal(delivery) and not delivery.HasField("usage")
-
-
-def well_formed(delivery: Delivery, choices: int) -> bool:
-    """Whether a delivery is one that a worker or a finish may write. With no tokens and no end it could not be told
-    from its own repeat."""
-    chunk = delivery.chunk
-    return delivery.HasField("chunk") and chunk.choice < choices and (bool(chunk.token_ids) or is_terminal(delivery))
+def usage_of(record: JobRecord) -> inference_pb2.Usage:
+    """Usage of a job that was ended from outside its worker."""
+    return inference_pb2.Usage(
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        completion_tokens=sum(record.next.values()),
+        attempts=record.attempt,
+    )

@@ -83,7 +83,6 @@ REFUSED: dict[str, GenerateRequest] = {
     "logprobs is 21": GenerateRequest(text="a", logprobs=21),
     "prompt_logprobs is 1000000": GenerateRequest(text="a", prompt_logprobs=1_000_000),
     "priority is 101": GenerateRequest(text="a", priority=101),
-    "detached is true": GenerateRequest(text="a", detached=True),
     # C05, C16
     "sampling.min_p is 1.5": sampled(min_p=1.5),
     "sampling.repetition_penalty is 1e-09": sampled(repetition_penalty=1e-9),

@@ -17,7 +17,7 @@ from octavo.v1.inference_pb2 import Chunk, GenerateRequest, GenerateResponse, Sa
 from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from gateway.server import Ready
@@ -33,11 +33,16 @@ class Client:
         inference: Any = inference_pb2_grpc.InferenceStub(self.channel)
         fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)
         self.generate = inference.Generate
+        self.attach = inference.Attach
         self.cancel = inference.Cancel
         self.get_model = inference.GetModel
         self.list_workers = fleet.ListWorkers
         self.get_queues = fleet.GetQueues
         self.explain = fleet.Explain
+        self.ledger = fleet.Ledger
+        self.list_dead = fleet.ListDead
+        self.retry_dead = fleet.RetryDead
+        self.drop_dead = fleet.DropDead
 
 
 def request(
@@ -91,17 +96,18 @@ def chunks(responses: Iterable[GenerateResponse]) -> list[Chunk]:
     return [each for response in responses for each in response.chunks]
 
 
-def answers(responses: Sequence[GenerateResponse], n: int) -> list[list[int]]:
-    """Token ids of each of n choices: whole answers, as the service promises them.
+def answers(responses: Sequence[GenerateResponse], n: int, after: Mapping[int, int] | None = None) -> list[list[int]]:
+    """Token ids of each of n choices: whole answers, as the service promises them; what comes `after` the tokens that
+    the caller had.
 
-    Indexes are contiguous from 0, each choice has one terminal chunk, its last; the route comes with the first
-    response, if one comes at all, and the usage with the last one alone.
+    Indexes are contiguous, from 0 or from `after`, each choice has one terminal chunk, its last; the route comes with
+    the first response, if one comes at all, and the usage with the last one alone.
     """
     ids: list[list[int]] = [[] for _ in range(n)]
     ended: set[int] = set()
     for each in chunks(responses):
         assert each.choice not in ended
-        assert each.start == len(ids[each.choice])
+        assert each.start == (after or {}).get(each.choice, 0) + len(ids[each.choice])
         ids[each.choice] += each.token_ids
         if each.finish:
             ended.add(each.choice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -13,7 +14,7 @@ from gateway.tasks import Tasks
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.errors import BrokerError
 from kvstore.jobs import Claim, Commit, Jobs
-from kvstore.registry import ModelCard, Registry, WorkerInfo, new_incarnation
+from kvstore.registry import DRAINING, ModelCard, Registry, WorkerInfo, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class ScriptedWorker:
         await self._bell.open(self.broker.keys.channel(self.info.incarnation))
         self._tasks.spawn(self._breathe(), name="breathe")
         self._tasks.spawn(self._listen(), name="listen")
+
+    async def drain(self) -> None:
+        """Takes no new jobs from now on; goes on breathing."""
+        self.info = replace(self.info, state=DRAINING)
+        await self.registry.renew(self.info)
 
     async def die(self) -> None:
         """Stops breathing, as after SIGKILL."""

@@ -14,6 +14,7 @@ import pytest
 from gateway.dispatch import Dispatch, Order
 from gateway.errors import NoWorker
 from gateway.models import Models
+from gateway.placing import Placing
 from gateway.prefixes import Index
 from gateway.tasks import Tasks
 from gateway.tokenize import TokenizerPool
@@ -74,8 +75,9 @@ async def dispatching(
     """A dispatch for these workers, which are started, and stopped at the end if they are there still."""
     registry, pool, tasks = registry or Registry(broker), TokenizerPool(1), Tasks()
     models = Models(registry, pool, tasks)
-    options = {"gateway": "g", "max_queue": 64, "rng": random.Random(0), **settings}
-    dispatch = Dispatch(Jobs(broker), registry, index or PrefixIndex(broker), models, **options)
+    options = {"max_queue": 64, **settings}
+    placing = Placing(registry, index or PrefixIndex(broker), rng=random.Random(0), **options)
+    dispatch = Dispatch(Jobs(broker), models, placing, gateway="g", **options)
     for worker in workers:
         await worker.start()
     try:

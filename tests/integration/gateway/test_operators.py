@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from octavo.v1 import fleet_pb2
+from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
 from ops import explain, show
-from tests.integration.gateway.harness import collect, failure, request, running_gateway
-from tests.integration.gateway.scripted import ScriptedWorker
+from tests.integration.gateway.harness import collect, failure, request, running_gateway, tokens
+from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -48,3 +48,74 @@ async def test_what_nobody_knows_is_not_explained(broker: Broker) -> None:
         )
         code, message = await failure(client.explain(fleet_pb2.ExplainRequest(request_id="no id")))
         assert (code, message[:10]) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+
+
+async def dying(broker: Broker, request_id: str) -> job_pb2.DeadJob:
+    """A dead job, as a gateway that gave it up would have put it there."""
+    job = job_pb2.Job(
+        request_id=request_id,
+        model="tiny",
+        prompt_token_ids=[5, 6, 7],
+        stopping=inference_pb2.Stopping(max_tokens=9),
+        n=1,
+    )
+    dead = job_pb2.DeadJob(job=job, reason="3 workers died while they ran it", attempts=3, worker="w7")
+    await broker.call("XADD", broker.keys.dead, "*", "d", dead.SerializeToString())
+    return dead
+
+
+async def test_dead_jobs_are_listed_run_again_and_forgotten(broker: Broker) -> None:
+    worker = ScriptedWorker(broker)
+    await worker.start()
+    for request_id in ("r1", "r2", "r3"):
+        await dying(broker, request_id)
+    async with running_gateway(broker) as (_, _, client):
+        told = (await client.list_dead(fleet_pb2.ListDeadRequest())).jobs
+        assert [each.request_id for each in told] == ["r3", "r2", "r1"]
+        (one,) = (await client.list_dead(fleet_pb2.ListDeadRequest(request_id="r2"))).jobs
+        assert (one.reason, one.worker, one.attempts, list(one.prompt_token_ids)) == (
+            *("3 workers died while they ran it", "w7", 3),
+            [5, 6, 7],
+        )
+        retries = [(await client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r2"))).request_id for _ in range(2)]
+        assert retries == ["r2.retry-1", "r2.retry-2"]
+        for claim in await worker.claim(2):
+            assert (claim.job.detached, claim.remaining_ms, list(claim.job.prompt_token_ids)) == (True, None, [5, 6, 7])
+            await worker.answer(claim)
+        for request_id in retries:
+            assert tokens(await collect(client.attach(inference_pb2.AttachRequest(request_id=request_id)))) == [2, 3, 4]
+        unknown = (grpc.StatusCode.NOT_FOUND, "job 'r9' is unknown, or ended too long ago")
+        assert await failure(client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r9"))) == unknown
+        for call, asked in (
+            (client.retry_dead, fleet_pb2.RetryDeadRequest),
+            (client.list_dead, fleet_pb2.ListDeadRequest),
+            (client.drop_dead, fleet_pb2.DropDeadRequest),
+        ):
+            assert (await failure(call(asked(request_id="no id"))))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        dropped = [
+            (await client.drop_dead(fleet_pb2.DropDeadRequest(request_id=each))).dropped
+            for each in ("r2", "r2", "", "")
+        ]
+        assert dropped == [1, 0, 2, 0]
+    await worker.stop()
+
+
+async def test_the_ledger_adds_up(broker: Broker) -> None:
+    worker = ScriptedWorker(broker)
+    await worker.start()
+    async with running_gateway(broker) as (_, _, client):
+        calls = [client.generate(request(f"r{index}")) for index in range(5)]
+        claims = {claim.job.request_id: claim for claim in await worker.claim(3)}
+        assert set(claims) == {"r0", "r1", "r2"}
+        await worker.answer(claims["r0"])
+        await worker.commit(
+            chunk(claims["r1"], 0, [], finish=inference_pb2.ERROR, failure=job_pb2.FAILURE_INTERNAL, error="x")
+        )
+        await client.cancel(inference_pb2.CancelRequest(request_id="r2"))
+        await worker.jobs.finish(
+            "r3", finish=inference_pb2.ERROR, failure=job_pb2.FAILURE_DEADLINE, error="the client's deadline passed"
+        )
+        await collect(calls[0])
+        told = await client.ledger(fleet_pb2.LedgerRequest())
+        assert told == fleet_pb2.LedgerResponse(accepted=5, finished=1, failed=1, cancelled=1, expired=1, in_flight=1)
+    await worker.stop()

@@ -20,7 +20,7 @@ from gateway.errors import STARTING
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from octavo.v1 import inference_pb2
-from tests.integration.gateway.harness import Client, collect, failure, request, tokens
+from tests.integration.gateway.harness import Client, chunks, collect, failed_stream, failure, request, tokens
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
@@ -118,6 +118,29 @@ async def test_streams_that_outlast_the_grace_end_with_a_clear_error(broker: Bro
         assert worker.ended_outside.empty()
         for claim in claims:
             await worker.answer(claim)
+
+
+async def test_streams_that_a_stopping_gateway_cuts_off_go_on_at_another(
+    broker: Broker, worker: ScriptedWorker, client: Client
+) -> None:
+    """Token by token, as if there had been one call."""
+    async with running(broker, "--grace", "0.2") as (gateway, stopping):
+        call = stopping.generate(request("r1"))
+        (claim,) = await worker.claim()
+        await worker.commit(chunk(claim, 0, [10]), chunk(claim, 1, [11]))
+        had = [await call.read()]
+        gateway.signal(signal.SIGTERM)
+        more, code, _ = await failed_stream(call)
+        assert code is Code.UNAVAILABLE
+        had += more
+        assert not any(each.finish for each in chunks(had))
+        assert await gateway.exit_code() == 0
+    count = sum(len(each.token_ids) for each in chunks(had))
+    going_on = client.attach(inference_pb2.AttachRequest(request_id="r1", after={0: count}))
+    await going_on.initial_metadata()
+    assert worker.ended_outside.empty()
+    await worker.commit(chunk(claim, 2, [12], finish=inference_pb2.STOP))
+    assert tokens([*had, *await collect(going_on)]) == [10, 11, 12]
 
 
 async def test_a_second_signal_does_not_wait_for_the_grace(broker: Broker, worker: ScriptedWorker) -> None:

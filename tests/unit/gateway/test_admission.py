@@ -47,7 +47,6 @@ REFUSED = [
         "chat.messages[1].role is 'banana': must be one of system, user, assistant, tool",
     ),
     (chat(("", "x")), "chat.messages[0].role is '': must be one of system, user, assistant, tool"),
-    (request(detached=True), "detached is true: not served by this version (must be unset)"),
     # I06
     (request(n=33), "n is 33: must be at most 32"),
     (request(n=100_000), "n is 100000: must be at most 32"),

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.dispatch import Dispatch, Order
+from gateway.breaker import FAILURES, OPEN_S, Breaker
+from gateway.dispatch import Dispatch, Order, Sent
 from gateway.errors import DeadlinePassed, Overloaded
 from gateway.models import Models, Served
+from gateway.placing import Placing
 from kvstore.errors import BrokerError, BrokerFull, BrokerUnreachable, QueueFull, WorkerGone
 from kvstore.jobs import Submitted
 from kvstore.prefix_index import Seen
@@ -29,6 +31,10 @@ class World:
         self.answers: dict[str, Exception] = {}
         self.looked = 0
         self.submitted: list[dict[str, Any]] = []
+        world: Any = self
+        self.now = 100.0
+        self.placing = Placing(world, world, max_queue=1, rng=random.Random(0), breaker=Breaker(lambda: self.now))
+        self.dispatch = Dispatch(world, FixedModels(self), self.placing, gateway="g", max_queue=1)
 
     async def match(self, workers: Sequence[WorkerInfo], _: Mapping[str, object]) -> dict[str, Seen]:
         self.looked += 1
@@ -40,14 +46,13 @@ class World:
             raise self.answers[said["worker"]]
         return Submitted.ACCEPTED
 
-    async def send(self, order: Order) -> None:
+    async def send(self, order: Order) -> Sent:
         """To this fleet. Nothing of it may stay booked."""
         world: Any = self
-        dispatch = Dispatch(world, world, world, FixedModels(self), gateway="g", max_queue=1, rng=random.Random(0))
         try:
-            await dispatch.submit(order, Served("m", world, self.workers))
+            return await self.dispatch.submit(order, Served("m", world, self.workers))
         finally:
-            assert len(dispatch._pending) == 0
+            assert len(self.placing.pending) == 0
 
 
 class FixedModels(Models):
@@ -60,8 +65,8 @@ class FixedModels(Models):
         return self._world.workers
 
 
-def worker(name: str, state: str = "ready") -> WorkerInfo:
-    return WorkerInfo(name, f"{name}-1", "m", "f", state=state, prefill_tok_s=1000.0)
+def worker(name: str, state: str = "ready", fingerprint: str = "f") -> WorkerInfo:
+    return WorkerInfo(name, f"{name}-1", "m", fingerprint, state=state, prefill_tok_s=1000.0)
 
 
 def order(remaining_s: Callable[[], float | None] = lambda: None) -> Order:
@@ -105,3 +110,57 @@ async def test_whether_a_worker_may_have_the_job_is_known(trouble: BrokerError, 
     with pytest.raises(type(trouble)):
         await world.send(sent)
     assert sent.offered is offered
+
+
+async def test_a_worker_whose_jobs_fail_gets_no_more_until_one_on_trial_succeeds() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(0, 0, 9000, 0)}  # by cost, all would go to w0
+    for _ in range(FAILURES):
+        world.dispatch.failed("w0-1")
+    assert (await world.send(order())).worker == "w1"
+    world.now += OPEN_S
+    trial = await world.send(order())
+    assert (trial.worker, trial.trial) == ("w0", True)
+    assert (await world.send(order())).worker == "w1"
+    world.dispatch.over(trial)
+    second = await world.send(order())
+    assert second.worker == "w0"
+    world.dispatch.succeeded("m", 5, "w0-1")
+    world.dispatch.over(second)
+    assert [(each.worker, each.trial) for each in [await world.send(order()) for _ in range(2)]] == [("w0", False)] * 2
+
+
+async def test_a_trial_that_was_not_taken_is_none() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(0, 0, 9000, 0)}
+    for _ in range(FAILURES):
+        world.dispatch.failed("w0-1")
+    world.now += OPEN_S
+    world.answers = {"w0": QueueFull("w0", 1, 1)}
+    assert (await world.send(order())).worker == "w1"
+    world.answers = {}
+    assert (await world.send(order())).trial
+
+
+async def test_workers_that_go_when_a_job_comes_are_left_alone() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(0, 0, 9000, 0)}
+    world.answers = {"w0": WorkerGone("w0", "w0-1", "its lease has lapsed")}
+    for _ in range(FAILURES):
+        assert (await world.send(order())).worker == "w1"
+    assert [said["worker"] for said in world.submitted] == ["w0", "w1"] * FAILURES
+    await world.send(order())
+    assert world.submitted[-2]["worker"] == world.submitted[-1]["worker"] == "w1"
+
+
+@pytest.mark.parametrize(("states", "chosen"), [(("ready", "ready"), "w1"), (("ready", "draining"), "w0")])
+async def test_a_job_that_is_submitted_again_goes_to_the_kind_that_began_it(
+    states: tuple[str, str], chosen: str
+) -> None:
+    """Which gives the same bits. If none of that kind takes jobs, any other one does."""
+    world = World(worker("w0", states[0]), worker("w1", states[1], "g"))
+    world.loads = {"w1": Load(0, 0, 9000, 0)}
+    again = order()
+    again.fingerprint = "g"
+    assert (await world.send(again)).worker == chosen
+    assert again.fingerprint == ("g" if chosen == "w1" else "f")

@@ -25,6 +25,7 @@ TABLE = [
     (errors.DeadlinePassed("late"), Status(Code.DEADLINE_EXCEEDED, "late")),
     (errors.Draining("stopping"), Status(Code.UNAVAILABLE, "stopping", 1000)),
     (errors.JobLost("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),
+    (errors.JobGone("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),
     (kv.RequestIdTaken("r"), Status(Code.ALREADY_EXISTS, "request_id 'r' is taken by another payload")),
     (kv.QueueFull("w", 4, 4), Status(Code.RESOURCE_EXHAUSTED, "the queue of worker 'w' is full: 4 of 4 entries", 1000)),
     (kv.BrokerFull("OOM"), Status(Code.RESOURCE_EXHAUSTED, "OOM", 1000)),
@@ -38,6 +39,7 @@ TABLE = [
     (errors.JobFailed(job_pb2.FAILURE_UNAVAILABLE, "w died"), Status(Code.UNAVAILABLE, "w died", 1000)),
     (errors.JobFailed(job_pb2.FAILURE_DEADLINE, "late"), Status(Code.DEADLINE_EXCEEDED, "late")),
     (errors.JobFailed(job_pb2.FAILURE_INTERNAL, "non-finite logits"), Status(Code.INTERNAL, "non-finite logits")),
+    (errors.JobFailed(job_pb2.FAILURE_DEAD, "3 workers died"), Status(Code.INTERNAL, "3 workers died")),
     (errors.JobFailed(job_pb2.FAILURE_NONE, ""), Status(Code.INTERNAL, "the job failed")),
 ]
 
@@ -53,7 +55,8 @@ def test_status(error: Exception, status: Status) -> None:
 def test_every_failure_of_a_job_has_a_status() -> None:
     codes = {name: status_of(errors.JobFailed(value, "x")).code for name, value in job_pb2.Failure.items()}
     assert Code.UNKNOWN not in codes.values()
-    assert {name for name, code in codes.items() if code is Code.INTERNAL} == {"FAILURE_NONE", "FAILURE_INTERNAL"}
+    internal = {name for name, code in codes.items() if code is Code.INTERNAL}
+    assert internal == {"FAILURE_NONE", "FAILURE_INTERNAL", "FAILURE_DEAD"}
 
 
 def test_every_error_of_this_package_is_in_the_table() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway import metrics as measured
 from gateway.metrics import CALL_PARTS, Call, Metrics
 from gateway.prefixes import Index
+from kvstore.orphans import Rehomed
 from kvstore.parts import Parts, Spent
 from octavo.v1.inference_pb2 import Route
 
@@ -94,3 +95,16 @@ def test_parts_the_broker_and_the_process_are_shown() -> None:
     if sys.platform == "linux":
         assert seconds is not None
         assert seconds > 0
+
+
+def test_what_became_of_orphans_and_who_is_kept_from_jobs() -> None:
+    metrics = Metrics()
+    metrics.watch_breaker(lambda: 2)
+    for outcome, number in ((Rehomed.MOVED, 3), (Rehomed.MOVED, 1), (Rehomed.DEAD, 1), (Rehomed.WAITING, 9)):
+        metrics.count_rehomed(outcome, number)
+    shown = metrics.registry.get_sample_value
+    outcomes = {each.value: shown("octavo_gateway_rehomed_total", {"outcome": each.value}) for each in Rehomed}
+    # One that waits would be counted four times a second.
+    assert outcomes == {"moved": 4, "ended": 0, "dead": 1, "stale": 0, "waiting": None}
+    assert shown("octavo_gateway_open_circuits") == 2
+    assert shown("octavo_gateway_resubmitted_total") == 0

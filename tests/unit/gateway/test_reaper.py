@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -9,9 +11,10 @@ import pytest
 from gateway.reaper import Lease, Reaper
 from gateway.tasks import SKIPPED
 from kvstore.errors import BrokerUnreachable
+from kvstore.orphans import Rehomed
 
 if TYPE_CHECKING:
-    from kvstore.jobs import Jobs
+    from gateway.rehoming import Rehoming
     from kvstore.registry import Registry
 
 
@@ -23,17 +26,22 @@ class Broker:
         self.up = True
         self.rounds = 0
         self.health: list[bool] = []
+        self.done: Counter[Rehomed] = Counter()
+        self.counted: list[tuple[Rehomed, int]] = []
 
     async def renew_gateway(self, _incarnation: str) -> None:
         if not self.up:
             raise BrokerUnreachable("down")
 
-    async def end_orphans(self) -> list[str]:
+    async def run(self) -> Counter[Rehomed]:
         self.rounds += 1
-        return []
+        return self.done
 
     async def on_change(self, held: bool) -> None:
         self.health.append(held)
+
+    def reaper(self, lease: Lease) -> Reaper:
+        return Reaper(cast("Rehoming", self), lease, lambda *told: self.counted.append(told))
 
     def lease(self) -> Lease:
         return Lease(cast("Registry", self), "g", self.on_change, clock=lambda: self.now)
@@ -67,7 +75,7 @@ async def test_health_follows_the_lease() -> None:
 async def test_nobody_is_declared_dead_because_of_an_outage() -> None:
     broker = Broker()
     lease = broker.lease()
-    reaper = Reaper(cast("Jobs", broker), lease)
+    reaper = broker.reaper(lease)
     await live(broker, lease, 1)
     await reaper.reap()
     assert broker.rounds == 1
@@ -83,6 +91,25 @@ async def test_nobody_is_declared_dead_because_of_an_outage() -> None:
     await live(broker, lease, 1)
     assert await reaper.reap() is None
     assert broker.rounds == 2
+
+
+async def test_a_round_is_counted_and_what_is_new_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    broker = Broker()
+    reaper = broker.reaper(broker.lease())
+    broker.done = Counter({Rehomed.WAITING: 7, Rehomed.STALE: 1})
+    with caplog.at_level(logging.INFO):
+        await reaper.reap()
+        assert caplog.messages == []
+        broker.done = Counter({Rehomed.MOVED: 31, Rehomed.DEAD: 1, Rehomed.WAITING: 2})
+        await reaper.reap()
+    assert caplog.messages == ["jobs of workers that are gone: {'moved': 31, 'dead': 1}"]
+    assert broker.counted == [
+        (Rehomed.WAITING, 7),
+        (Rehomed.STALE, 1),
+        (Rehomed.MOVED, 31),
+        (Rehomed.DEAD, 1),
+        (Rehomed.WAITING, 2),
+    ]
 
 
 async def test_one_missed_heartbeat_is_no_outage() -> None:

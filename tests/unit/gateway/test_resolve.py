@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import Limits, check, choices, resolve
+from gateway.admission import Limits, check, check_after, choices, resolve
 from gateway.errors import AdmissionError
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import GenerateRequest, Sampling, Stopping
@@ -242,3 +242,19 @@ def test_a_job_keeps_what_was_asked() -> None:
 @pytest.mark.parametrize(("n", "count"), [(0, 1), (1, 1), (32, 32)])
 def test_no_number_of_choices_means_one(n: int, count: int) -> None:
     assert choices(request(n=n)) == resolved(request(n=n), [1]).n == count
+
+
+def test_a_job_that_nobody_waits_for_says_so() -> None:
+    limits = Limits(context_length=100, vocab_size=10)
+    for detached in (False, True):
+        request = GenerateRequest(text="a", detached=detached)
+        check(request)
+        job = resolve(request, request_id="r", model="m", prompt=[1], limits=limits, seed=1)
+        assert job.detached is detached
+
+
+def test_only_choices_that_a_job_has_can_be_gone_on_with() -> None:
+    check_after({}, 1)
+    check_after({0: 2**32 - 1, 2: 0}, 3)
+    with pytest.raises(AdmissionError, match="after is of choice 3: the job has 3, counted from 0"):
+        check_after({0: 1, 3: 0}, 3)

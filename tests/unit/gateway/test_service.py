@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.dispatch import Sent
-from gateway.responses import digest_of, most_tokens, response_of
+from gateway.responses import digest_of, most_tokens, response_of, seed_of
 from kvstore.jobs import Submitted
 from octavo.v1.inference_pb2 import Chunk, GenerateRequest, Route, Sampling, Usage
 from octavo.v1.job_pb2 import Delivery
@@ -23,6 +23,13 @@ def test_a_digest_is_of_all_but_the_id() -> None:
         GenerateRequest(text="p", sampling=Sampling(logit_bias={1: 1.0, 2: 2.5})),
     ]
     assert len({digest_of(each) for each in (asked, *others)}) == 5
+
+
+def test_a_seed_that_nobody_chose_is_the_same_for_whoever_submits_the_request_again() -> None:
+    assert seed_of("r1", b"digest") == 17223497829131848563
+    others = {seed_of("r1", b"digest"), seed_of("r2", b"digest"), seed_of("r1", b"other")}
+    assert len(others) == 3
+    assert all(0 <= each < 2**64 for each in others)
 
 
 @pytest.mark.parametrize(("told", "shown", "predicted"), [("w0", "w0", 32), ("", "w0", 32), ("w1", "w1", 0)])

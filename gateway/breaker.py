@@ -1,0 +1,93 @@
+"""Which workers get no jobs for a while, because the last ones failed there. Pure: the clock is the caller's.
+
+::
+
+    closed --5 failures in a row--> open --10 s--> half-open --its one trial job succeeds--> closed
+                                      ^                |
+                                      +---- it fails --+
+
+A circuit belongs to one life of a worker. A job that a worker could not even be given counts as one that failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+FAILURES: Final = 5
+"""In a row, after which a worker gets no jobs."""
+OPEN_S: Final = 10.0
+"""For so long; then it gets one at a time until one succeeds."""
+MAX_CIRCUITS: Final = 1024
+"""Workers whose last job failed. What failed longest ago is forgotten."""
+
+
+@dataclass(slots=True)
+class Circuit:
+    """Of a worker whose last job failed."""
+
+    failures: int = 0
+    """In a row."""
+    opened_at: float | None = None
+    trial: bool = False
+    """A job is there that is to tell whether it works again."""
+
+
+class Breaker:
+    """What one gateway has seen of the jobs that it gave to workers, by incarnation."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._circuits: OrderedDict[str, Circuit] = OrderedDict()
+
+    @property
+    def open(self) -> int:
+        """Workers that get no jobs now, or one at a time."""
+        return sum(each.opened_at is not None for each in tuple(self._circuits.values()))
+
+    def failed(self, incarnation: str) -> None:
+        """A job failed there, by the worker's fault as far as anybody can tell."""
+        circuit = self._circuits.pop(incarnation, None) or Circuit()
+        self._circuits[incarnation] = circuit
+        circuit.failures += 1
+        if circuit.failures >= FAILURES:
+            circuit.opened_at = self._clock()
+        while len(self._circuits) > MAX_CIRCUITS:
+            self._circuits.popitem(last=False)
+
+    def succeeded(self, incarnation: str) -> None:
+        """A job ended well there."""
+        self._circuits.pop(incarnation, None)
+
+    def refused(self, able: Collection[str], *, trials: bool = True) -> dict[str, str]:
+        """Of the workers that could take a job, those that should not, with the reason: never all of them. `trials`:
+        whether the job may be one that tells whether a worker works again."""
+        reasons = {each: reason for each in able if (reason := self._reason(each, trials=trials))}
+        return reasons if len(reasons) < len(able) else {}
+
+    def begin(self, incarnation: str) -> bool:
+        """A job is about to be sent there: whether it is a trial, which must be released when it is over."""
+        circuit = self._circuits.get(incarnation)
+        if circuit is None or circuit.opened_at is None or circuit.trial:
+            return False
+        circuit.trial = True
+        return True
+
+    def release(self, incarnation: str) -> None:
+        """A trial is over, with whatever outcome."""
+        if (circuit := self._circuits.get(incarnation)) is not None:
+            circuit.trial = False
+
+    def _reason(self, incarnation: str, *, trials: bool) -> str:
+        """Empty: none."""
+        circuit = self._circuits.get(incarnation)
+        if circuit is None or circuit.opened_at is None:
+            return ""
+        if self._clock() - circuit.opened_at < OPEN_S or not trials:
+            return f"its last {circuit.failures} jobs failed"
+        return f"its last {circuit.failures} jobs failed, and it is on trial" if circuit.trial else ""

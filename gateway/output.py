@@ -1,0 +1,232 @@
+"""A job's way to its caller: asked for, answered from, and asked for again when the broker has lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gateway.ending import Left, end_job
+from gateway.errors import Draining, JobFailed, JobGone, JobLost, NoWorker, Overloaded
+from gateway.responses import most_tokens, response_of
+from gateway.stream import CALL_AGAIN
+from kvstore.errors import BrokerError
+from kvstore.jobs import Submitted
+from octavo.v1 import inference_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    from gateway.dispatch import Dispatch, Order, Sent
+    from gateway.metrics import Call, Metrics
+    from gateway.models import Models
+    from gateway.relay import Relay
+    from gateway.rpc import Context
+    from gateway.stream import Stream
+    from gateway.tasks import Tasks
+    from kvstore.jobs import Jobs
+
+T = TypeVar("T")
+
+REQUEST_ID_KEY: Final = "octavo-request-id"
+"""Initial metadata of Generate and Attach: the request's id, known to the client before there is any output."""
+DEADLINE_SLACK_S: Final = 0.05
+"""A call that is cancelled this close to its deadline was cancelled by it: the two clocks differ a little."""
+MAX_RESTARTS: Final = 3
+"""How often a job is submitted again that the broker has lost."""
+PATIENCE_S: Final = 30.0
+"""How long that is tried: workers come back to a broker that lost everything with their next heartbeat."""
+SOON_S: Final = (0.1, 0.5)
+"""Between two tries, by chance: gateways and callers must not come all at once."""
+
+_BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
+
+
+@dataclass(slots=True)
+class Asked:
+    """One call of a client, for one job."""
+
+    stream: Stream
+    context: Context
+    call: Call
+    detached: bool = False
+    """The job is not to end with the call."""
+    make: Callable[[], Awaitable[Order]] | None = None
+    """What to submit, made from what the client said, however often it is asked for. None: the call does not say it."""
+    order: Order | None = None
+    """What it made, once it has."""
+    left: bool = False
+    """Nobody waits any more."""
+    failed: job_pb2.Delivery | None = None
+    """The first choice that ended with ERROR."""
+
+    async def ordered(self) -> Order:
+        """Raises what `make` does; JobGone when there is none."""
+        if self.order is None:
+            if self.make is None:
+                raise JobGone("the job is no longer in the broker")
+            self.order = await self.make()
+        return self.order
+
+    def offered(self) -> bool:
+        """Whether the broker may have the job from this call, though it has not said so."""
+        return self.order is None or self.order.offered
+
+
+class Output:
+    """Asks for jobs and writes what comes of them, on behalf of one gateway."""
+
+    def __init__(
+        self, *, dispatch: Dispatch, models: Models, relay: Relay, jobs: Jobs, tasks: Tasks, metrics: Metrics
+    ) -> None:
+        self._dispatch = dispatch
+        self._models = models
+        self._relay = relay
+        self._jobs = jobs
+        self._tasks = tasks
+        self._metrics = metrics
+
+    async def attached(self, asked: Asked, digest: bytes | None) -> str | None:
+        """The outcome of a call whose job may be there; None: it is not. `digest`: None for any payload."""
+        stream = asked.stream
+        asking = self._dispatch.attach(stream.request_id, digest, stream.caller)
+        try:
+            async with self._sending(asked, asking) as sent:
+                return None if sent is None else await self._answer(asked, sent)
+        except JobGone:
+            if asked.make is None:
+                raise
+        return await self._again(asked)
+
+    async def submitted(self, asked: Asked) -> str:
+        """The outcome of a call whose job is not there yet."""
+        order = await asked.ordered()
+        served = await self._models.find(order.job.model)
+        try:
+            async with self._sending(asked, self._dispatch.submit(order, served)) as sent:
+                asked.call.lap("send")
+                return await self._answer(asked, sent)
+        except JobGone:
+            return await self._again(asked)
+
+    async def _again(self, asked: Asked) -> str:
+        """The outcome of a call whose job was lost."""
+        while True:
+            asked.stream.restart()
+            self._metrics.resubmitted.inc()
+            try:
+                async with self._sending(asked, self._submitted_again(asked)) as sent:
+                    return await self._answer(asked, sent)
+            except JobGone:
+                if asked.stream.restarts >= MAX_RESTARTS:
+                    raise
+
+    async def _submitted_again(self, asked: Asked) -> Sent:
+        """Raises what can't be helped by waiting, JobLost after PATIENCE_S, Draining when the gateway stops."""
+        until = time.monotonic() + PATIENCE_S
+        unknown: BrokerError | None = None
+        while True:
+            try:
+                order = await asked.ordered()
+                return await self._dispatch.submit(order, await self._models.find(order.job.model, now=True))
+            except (NoWorker, Overloaded, BrokerError) as error:
+                if isinstance(error, BrokerError) and asked.offered():
+                    unknown = error
+                if asked.left:
+                    raise unknown or error from error  # if the broker may have it, it is to be ended
+                if self._relay.closed:
+                    raise Draining(f"the gateway is stopping; {CALL_AGAIN}") from error
+                if time.monotonic() > until:
+                    raise JobLost(f"the broker has lost the job, and it can't be submitted again: {error}") from error
+            await asyncio.sleep(random.uniform(*SOON_S))
+
+    @asynccontextmanager
+    async def _sending(self, asked: Asked, work: Coroutine[Any, Any, T]) -> AsyncIterator[T]:
+        """What `work`, which submits or attaches, gives. A caller who leaves, then or later, leaves no job behind,
+        unless that is what it wanted."""
+        stream, context = asked.stream, asked.context
+        submission = self._tasks.spawn(work, name=f"submit {stream.request_id}", awaited=True)
+        try:
+            # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
+            yield await asyncio.shield(submission)
+        except (JobLost, Draining):
+            raise  # the client is told that the job may go on
+        except BaseException as error:
+            asked.left = True
+            # Once the relay is closed the gateway cuts its callers off itself, and another one may go on.
+            if not (stream.ended or self._relay.closed or asked.detached):
+                left = Left(
+                    stream,
+                    submission,
+                    asked.offered,
+                    late=deadline_passed(context),
+                    returning=isinstance(error, BrokerError),
+                )
+                self._tasks.spawn(end_job(self._jobs, self._relay, left), name=f"end {stream.request_id}")
+            raise
+        finally:
+            submission.add_done_callback(self._let_go)  # it may be on its way still
+
+    def _let_go(self, submission: asyncio.Task[Any]) -> None:
+        """The call of a submission is over: what was expected of its worker's cache is no more."""
+        if not submission.cancelled() and submission.exception() is None and submission.result() is not None:
+            self._dispatch.over(submission.result())
+
+    async def _answer(self, asked: Asked, sent: Sent) -> str:
+        """Writes the job's output as it comes; the outcome: how the last choice ended. Raises JobFailed after all
+        terminal chunks when one of them says ERROR."""
+        stream, context, call = asked.stream, asked.context, asked.call
+        stream.attached = True
+        call.replay = call.replay or stream.restarts > 0 or sent.submitted is Submitted.ATTACHED
+        if call.replay:
+            stream.distrust()
+        if not stream.restarts:
+            await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
+        ran_by = ""
+        while True:
+            batch = await stream.next()
+            done = stream.done
+            response = response_of(stream.request_id, batch, sent, stream.usage if done else None)
+            if response.HasField("route"):
+                self._dispatch.forget(sent)
+                call.routed(response.route, sent.worker)
+                ran_by = sent.incarnation if response.route.worker == sent.worker else ""
+            call.output(most_tokens(response.chunks), stream.heard(batch[-1]))
+            await context.write(response)
+            failed = (each for each in batch if each.chunk.finish == inference_pb2.ERROR)
+            asked.failed = asked.failed or next(failed, None)
+            if done:
+                finish = batch[-1].chunk.finish
+                await self._learn(asked, sent, ran_by, finish)
+                if asked.failed is not None:
+                    raise JobFailed(asked.failed.failure, asked.failed.chunk.error)
+                return inference_pb2.FinishReason.Name(finish).lower()
+
+    async def _learn(self, asked: Asked, sent: Sent, ran_by: str, finish: inference_pb2.FinishReason) -> None:
+        """What the end of a job says of answers, and of the worker that ran it. `ran_by`: the one that began it, where
+        that is known; another one may have gone on with it."""
+        stream = asked.stream
+        if sent.submitted is not Submitted.ACCEPTED:
+            return  # somebody else's, who learns from it
+        if asked.failed is not None:
+            if asked.failed.failure == job_pb2.FAILURE_INTERNAL:
+                self._dispatch.failed(await self._ran(stream.request_id) or sent.incarnation)
+        elif finish in _BY_ITSELF:
+            alone = ran_by if stream.usage.attempts == stream.restarts + 1 else ""
+            self._dispatch.succeeded(asked.call.model, stream.usage.completion_tokens / stream.choices, alone)
+
+    async def _ran(self, request_id: str) -> str:
+        """The worker that had the job last, by incarnation; empty: not known any more."""
+        with suppress(BrokerError):
+            record = await self._jobs.get(request_id)
+            return record.worker_incarnation if record is not None else ""
+        return ""
+
+
+def deadline_passed(context: Context) -> bool:
+    """Whether the client's deadline has."""
+    left = context.time_remaining()
+    return left is not None and left <= DEADLINE_SLACK_S

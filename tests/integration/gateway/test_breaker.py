@@ -1,0 +1,56 @@
+"""A worker whose jobs fail gets no more of them, as long as another one takes jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from octavo.v1 import inference_pb2, job_pb2
+from tests.integration.gateway.harness import collect, failed_stream, request, tokens
+from tests.integration.gateway.scripted import ScriptedWorker, chunk
+
+if TYPE_CHECKING:
+    from gateway.server import Gateway
+    from kvstore.client import Broker
+    from tests.integration.gateway.harness import Client
+
+
+async def fail(worker: ScriptedWorker, client: Client, why: int = job_pb2.FAILURE_INTERNAL) -> None:
+    call = client.generate(request())
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [], finish=inference_pb2.ERROR, failure=why, error="broken"))
+    assert (await failed_stream(call))[1:] == (grpc.StatusCode.INTERNAL, "broken")
+
+
+async def answered(worker: ScriptedWorker, client: Client) -> None:
+    call = client.generate(request())
+    (claim,) = await worker.claim()
+    await worker.answer(claim)
+    assert tokens(await collect(call)) == [2, 3, 4]
+
+
+async def test_five_failures_in_a_row_keep_a_worker_from_jobs(
+    worker: ScriptedWorker, gateway: Gateway, client: Client, broker: Broker
+) -> None:
+    shown = gateway.metrics.registry.get_sample_value
+    for _ in range(4):
+        await fail(worker, client)
+    await answered(worker, client)
+    for _ in range(4):
+        await fail(worker, client)
+    assert shown("octavo_gateway_open_circuits") == 0
+    await fail(worker, client)
+    assert shown("octavo_gateway_open_circuits") == 1
+    # Alone it goes on getting them, and a success closes the circuit.
+    await fail(worker, client)
+    other = ScriptedWorker(broker, "w1")
+    await other.start()
+    await client.get_model(inference_pb2.GetModelRequest())  # the gateway knows it from here on
+    for _ in range(4):
+        await answered(other, client)
+    assert shown("octavo_gateway_open_circuits") == 1
+    await other.stop()
+    await client.get_model(inference_pb2.GetModelRequest())
+    await answered(worker, client)
+    assert shown("octavo_gateway_open_circuits") == 0

@@ -1,0 +1,229 @@
+"""Which worker goes on with a job whose own is gone."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.breaker import FAILURES, Breaker
+from gateway.placing import Placing
+from gateway.rehoming import Rehoming, heirs
+from kvstore.errors import BrokerUnreachable
+from kvstore.jobs import JobState
+from kvstore.orphans import Orphan, Rehomed, Target
+from kvstore.prefix_index import Seen
+from kvstore.registry import Load, WorkerInfo
+from octavo.v1 import inference_pb2, job_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class World:
+    """A fleet, its index, and a broker that takes what is moved, unless it is told otherwise."""
+
+    def __init__(self, *workers: WorkerInfo) -> None:
+        self.live = list(workers)
+        self.orphaned: list[Orphan] = []
+        self.loads: dict[str, Load] = {}
+        self.held: dict[str, int] = {}
+        self.answer: Rehomed | Exception = Rehomed.MOVED
+        self.moves: list[tuple[str, Target | None]] = []
+        self.looks = 0
+        self.promised: list[int] = []
+        world: Any = self
+        self.placing = Placing(world, world, max_queue=64, rng=random.Random(0), breaker=Breaker(lambda: 100.0))
+        self.rehoming = Rehoming(world, world, self.placing)
+
+    async def orphans(self) -> list[Orphan]:
+        return self.orphaned
+
+    async def workers(self) -> list[WorkerInfo]:
+        self.looks += 1
+        return self.live
+
+    async def match(self, workers: Sequence[WorkerInfo], _: Mapping[str, object]) -> dict[str, Seen]:
+        return {each.id: Seen(self.held.get(each.id, 0), self.loads.get(each.id, Load())) for each in workers}
+
+    async def rehome(self, orphan: Orphan, target: Target | None) -> Rehomed:
+        self.moves.append((orphan.job.request_id, target))
+        self.promised.append(len(self.placing._promises))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if target is None:
+            return Rehomed.DEAD if orphan.doomed else Rehomed.WAITING
+        return self.answer
+
+    async def run(self, *orphans: Orphan) -> dict[Rehomed, int]:
+        """One round; nothing of it may stay booked."""
+        self.orphaned = list(orphans)
+        try:
+            return dict(await self.rehoming.run())
+        finally:
+            assert len(self.placing.pending) == len(self.placing._promises) == 0
+
+    def targets(self) -> dict[str, str]:
+        """Workers by request id."""
+        return {request_id: target.worker for request_id, target in self.moves if target is not None}
+
+
+def worker(name: str, **fields: Any) -> WorkerInfo:
+    told = {"model": "m", "fingerprint": "f", "prefill_tok_s": 1000.0, "tokenizer": "t", "block_size": 16, **fields}
+    return WorkerInfo(id=name, incarnation=f"{name}-1", **told)
+
+
+def orphan(request_id: str = "r", prompt: int = 40, said: Sequence[int] = (0,), **fields: Any) -> Orphan:
+    """Of worker `dead`. What is not told: never claimed."""
+    job = job_pb2.Job(
+        request_id=request_id,
+        model="m",
+        prompt_token_ids=range(prompt),
+        stopping=inference_pb2.Stopping(max_tokens=50, ignore_eos=True),
+        n=len(said),
+    )
+    if "prompt_logprobs" in fields:
+        job.prompt_logprobs = fields.pop("prompt_logprobs")
+    return Orphan(
+        worker="dead",
+        incarnation="dead-1",
+        why="died",
+        entry_id="1-1",
+        job=job,
+        next=tuple(said),
+        state=JobState.RUNNING,
+        seen_ms=0,
+        **{"fingerprint": "f", "deaths": 0, "ended": frozenset(), "attempt": 1, **fields},
+    )
+
+
+async def test_a_quiet_fleet_costs_one_look() -> None:
+    world = World(worker("w0"))
+    assert await world.run() == {}
+    assert (world.looks, world.moves) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "prefill"),
+    [
+        ((0,), (), 8),
+        ((7,), (), 15),
+        ((3, 0, 4), (), 15),
+        ((3, 9, 4), (1,), 15),
+    ],
+)
+async def test_what_was_said_is_charged_as_to_be_computed(
+    said: tuple[int, ...], ended: tuple[int, ...], prefill: int
+) -> None:
+    """40 tokens of prompt, of which the worker has two blocks, and those of the choices that go on."""
+    world = World(worker("w0"))
+    world.held = {"w0": 2}
+    assert await world.run(orphan(said=said, ended=frozenset(ended))) == {Rehomed.MOVED: 1}
+    assert world.moves == [("r", Target("w0", "w0-1", prefill, 32))]
+
+
+@pytest.mark.parametrize(("said", "predicted"), [(0, 0), (1, 32)])
+async def test_a_prompt_whose_own_logprobs_are_still_wanted_is_computed_as_a_whole(said: int, predicted: int) -> None:
+    world = World(worker("w0"))
+    world.held = {"w0": 2}
+    await world.run(orphan(said=[said], prompt_logprobs=0))
+    assert world.moves == [("r", Target("w0", "w0-1", 40 + said - predicted, predicted))]
+
+
+async def test_jobs_go_by_cost_and_count_for_each_other() -> None:
+    """w0 is idle and w1 nearly so: eight equal prompts are not all for one of them, but what they share is."""
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(1, 90, 0, 1)}
+    orphans = [orphan(f"r{number}", prompt=10) for number in range(8)]
+    assert await world.run(*orphans) == {Rehomed.MOVED: 8}
+    assert world.targets()["r0"] == "w0"
+    assert world.promised == [0] * 8  # of less than a block nothing is promised
+    world.moves.clear()
+    await world.run(*(orphan(f"r{number}", prompt=4000) for number in range(2)))
+    assert world.targets() == {"r0": "w0", "r1": "w0"}
+    assert world.promised[-2:] == [1, 2]
+
+
+async def test_suspects_come_last_and_are_spread_over_the_workers() -> None:
+    world = World(worker("w0"), worker("w1"), worker("w2"))
+    world.loads = {"w1": Load(5, 9000, 9000, 5), "w2": Load(9, 90000, 90000, 9)}
+    suspects = [orphan(f"s{number}", deaths=1) for number in range(4)]
+    assert await world.run(*suspects, orphan("r0")) == {Rehomed.MOVED: 5}
+    assert [request_id for request_id, _ in world.moves] == ["r0", "s0", "s1", "s2", "s3"]
+    assert world.targets() == {"r0": "w0", "s0": "w0", "s1": "w1", "s2": "w2", "s3": "w0"}
+
+
+async def test_one_worker_takes_all_suspects_if_there_is_no_other() -> None:
+    world = World(worker("w0"))
+    assert await world.run(orphan("a", deaths=1), orphan("b", deaths=2)) == {Rehomed.MOVED: 2}
+
+
+async def test_what_no_worker_is_to_run_again_is_given_up() -> None:
+    world = World(worker("w0"))
+    assert await world.run(orphan("a", deaths=3), orphan("b", attempt=10), orphan("c", deaths=2)) == {
+        Rehomed.DEAD: 2,
+        Rehomed.MOVED: 1,
+    }
+    assert world.moves[0] == ("b", None)
+    assert world.moves[-1] == ("a", None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        worker("w0", model="another"),
+        worker("w0", state="draining"),
+        worker("w0", context_length=89),
+        worker("dead"),
+    ],
+)
+async def test_without_a_worker_that_could_run_it_a_job_waits(other: WorkerInfo) -> None:
+    """An other model's, one that drains, one whose context is too short, and the very life that has lost it."""
+    world = World(other)
+    assert await world.run(orphan()) == {Rehomed.WAITING: 1}
+    assert world.moves == [("r", None)]
+
+
+async def test_a_worker_that_came_back_under_its_name_takes_its_own_jobs() -> None:
+    back = WorkerInfo(id="dead", incarnation="dead-2", model="m", fingerprint="f", context_length=90)
+    world = World(back)
+    await world.run(orphan())
+    assert world.moves == [("r", Target("dead", "dead-2", 40, 0))]
+
+
+def test_the_same_bits_first_then_the_tokenizer_that_most_have() -> None:
+    kin, others = worker("w0"), [worker("w1", fingerprint="g"), worker("w2", fingerprint="h")]
+    strange = worker("w3", fingerprint="i", tokenizer="u")
+    assert heirs(orphan(), [*others, kin, strange]) == [kin]
+    assert heirs(orphan(), [strange, *others]) == others
+    assert list(heirs(orphan(), [])) == []
+
+
+async def test_a_worker_whose_jobs_fail_gets_none_of_them() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(0, 0, 9000, 0)}
+    for _ in range(FAILURES):
+        world.placing.breaker.failed("w0-1")
+    await world.run(orphan())
+    assert world.targets() == {"r": "w1"}
+
+
+async def test_what_somebody_else_has_moved_leaves_nothing_behind() -> None:
+    world = World(worker("w0"))
+    world.answer = Rehomed.STALE
+    assert await world.run(orphan("a"), orphan("b", deaths=1)) == {Rehomed.STALE: 2}
+
+
+async def test_a_broker_that_fails_ends_the_round() -> None:
+    world = World(worker("w0"))
+    world.answer = BrokerUnreachable("lost")
+    with pytest.raises(BrokerUnreachable):
+        await world.run(orphan("a"), orphan("b"))
+    assert len(world.moves) == 1
+
+
+async def test_a_round_that_takes_long_leaves_the_rest_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.rehoming.ROUND_S", -1.0)
+    world = World(worker("w0"))
+    assert await world.run(orphan("a")) == {}
