@@ -92,8 +92,10 @@ def described(delivery: job_pb2.Delivery) -> str:
     """A delivery as commit.lua takes it, which does not know protobuf. One text, for each argument of a script costs
     its caller more than all that is told here."""
     chunk = delivery.chunk
-    route = delivery.route
-    found = f"{route.cached_tokens} {route.fetched_tokens}" if delivery.HasField("route") else " "
-    past = chunk.start + len(chunk.token_ids)
+    place = f"{delivery.attempt} {chunk.choice} {chunk.start} {chunk.start + len(chunk.token_ids)}"
+    told = delivery.HasField("route")
+    if not told and not chunk.finish:
+        return place
+    found = f"{delivery.route.cached_tokens} {delivery.route.fetched_tokens}" if told else " "
     ended = outcome(chunk.finish, delivery.failure) if chunk.finish else ""
-    return f"{delivery.attempt} {chunk.choice} {chunk.start} {past} {chunk.finish} {ended} {found}"
+    return f"{place} {chunk.finish} {ended} {found}"

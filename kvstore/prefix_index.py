@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.registry import HELD_LEASES, LEASE_TTL_MS
 from kvstore.worker_info import Load
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHORT: Final = 16
 """Bytes of a BlockHash that the index keeps. Two prefixes of a fleet never share them by chance."""
+WHOLE: Final = 32
+"""Bytes of a BlockHash."""
 BATCH: Final = 4096
 """Hashes that one script call takes: some milliseconds of the server's time."""
 
@@ -44,8 +46,7 @@ class HeldChange:
     removed: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What the broker knows of one worker, with regard to one prompt."""
 
     blocks: int
@@ -71,11 +72,12 @@ class PrefixIndex:
         asked: list[str | int] = []
         for worker in workers:
             asked += (f"{worker.id}:{worker.incarnation}", numbers.get(worker.fingerprint, 0))
-        chains = [pack([block[:SHORT] for block in chain]) for chain in hashes.values()]
+        chains = [joined(chain) for chain in hashes.values()]
         reply = await self._broker.script("match", [keys.workers], [keys.prefix, json.dumps(asked), *chains])
         numbers_of = zip(*[iter(reply)] * 5, strict=True)
         return {
-            worker.id: Seen(blocks, Load(*load)) for worker, (blocks, *load) in zip(workers, numbers_of, strict=True)
+            worker.id: Seen(blocks, Load(jobs, tokens, prefill, sequences))
+            for worker, (blocks, jobs, tokens, prefill, sequences) in zip(workers, numbers_of, strict=True)
         }
 
     async def replace(self, worker: str, incarnation: str, held: Collection[bytes]) -> int:
@@ -102,6 +104,14 @@ class PrefixIndex:
             found.update(page)
             if not int(cursor):
                 return found
+
+
+def joined(chain: Sequence[BlockHash]) -> bytes:
+    """A prompt's hashes as match.lua takes them: it cuts out the few that it looks for. ValueError when one is none."""
+    whole = b"".join(chain)
+    if len(whole) != WHOLE * len(chain):
+        raise ValueError(f"a hash of a block has {WHOLE} bytes")
+    return whole
 
 
 def pack(hashes: Collection[bytes]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvstore.errors import MalformedValue
 
@@ -57,9 +57,9 @@ class WorkerInfo:
     """Set by ``Registry.workers``; ignored when written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What routers have charged to a worker and nobody has refunded yet."""
+class Load(NamedTuple):
+    """What routers have charged to a worker and nobody has refunded yet. A named tuple, as each decision makes one for
+    each worker."""
 
     jobs: int = 0
     tokens: int = 0

@@ -4,9 +4,9 @@
 -- KEYS 1 stream   2 load of this incarnation   3 its held blocks   then for each delivery: job, log
 -- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
 --      5 hashes of blocks added, packed   6 of blocks removed   7 TTL of the held blocks in ms
---      then for each delivery: 'attempt choice first-token-index index-after-the-last finish outcome cached-tokens
---      fetched-tokens' (finish 0: it goes on, then there is no outcome; the last two are left out when not told),
---      octavo.v1.Deliveries with this one delivery
+--      then for each delivery: 'attempt choice first-token-index index-after-the-last', and where the chunk is more than
+--      tokens ' finish outcome cached-tokens fetched-tokens' (finish 0: it goes on, then there is no outcome; the last two
+--      are left out when not told); octavo.v1.Deliveries with this one delivery
 -- Returns the number of held blocks, then for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
 --
 -- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
@@ -17,6 +17,7 @@
 -- one that is executed late, after the next, leaves wrong blocks, as does whatever else changes the set: the number gives
 -- most of that away, and the worker compares the whole set now and then. allow-oom: a job that runs must be able to end on a full server.
 local WRITTEN, DUPLICATE, FENCED = 0, 1, 2
+local call, pcall, match = redis.call, redis.pcall, string.match
 local stream, load, held = KEYS[1], KEYS[2], KEYS[3]
 local group, incarnation, channels, retention = unpack(ARGV, 1, 4)
 local added, removed, held_ttl = unpack(ARGV, 5, 7)
@@ -35,52 +36,80 @@ local function publish_later(gateway, data)
   joined[#joined + 1] = data
 end
 
+-- What the fields of a choice are called: next index and end.
+local names = {}
+local function names_of(choice)
+  local known = names[choice]
+  if not known then
+    known = {'next:' .. choice, 'end:' .. choice}
+    names[choice] = known
+  end
+  return known[1], known[2]
+end
+
+-- What is answered to a chunk that does not begin where its choice stands, `at`.
+local function misplaced(at, start, stop, finish, ended)
+  local next_index = tonumber(at) or 0
+  -- A chunk is written whole or not at all, and only once with a finish.
+  if (ended or tonumber(start) < next_index) and tonumber(stop) <= next_index and (ended or finish == '0') then
+    return DUPLICATE
+  end
+  return {at}
+end
+
+-- What is committed of a chunk, in one call: each costs as much as several fields.
+local function tell(job, next_field, stop, end_field, finish, cached, fetched)
+  local fields = {next_field, stop}
+  if finish ~= '0' then
+    fields[3], fields[4] = end_field, finish
+  end
+  if cached ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = 'cached_tokens', cached
+    fields[#fields + 1], fields[#fields + 2] = 'fetched_tokens', fetched
+  end
+  call('HSET', job, unpack(fields))
+end
+
 local function write(job, log, described, data)
-  local attempt, choice, start, stop, finish, outcome, cached, fetched =
-    string.match(described, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%a*) (%d*) (%d*)$')
+  local attempt, choice, start, stop, more = match(described, '^(%d+) (%d+) (%d+) (%d+)(.*)$')
+  local next_field, end_field = names_of(choice)
   -- pcall: one key of a wrong type must not break a step half-way through.
-  local seen = redis.pcall('HMGET', job, 'state', 'attempt', 'owner', 'next:' .. choice, 'end:' .. choice, 'gateway',
-    'prefill')
+  local seen = pcall('HMGET', job, 'state', 'attempt', 'owner', next_field, end_field, 'gateway', 'prefill')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
     return FENCED
   end
-  if choice ~= '0' and tonumber(choice) >= (tonumber(redis.call('HGET', job, 'choices') or '') or 1) then
+  if choice ~= '0' and tonumber(choice) >= (tonumber(call('HGET', job, 'choices') or '') or 1) then
     return {'0'} -- would end the job before its own choices have ended
   end
-  local next_index, ended = tonumber(seen[4] or '') or 0, seen[5]
+  local finish, outcome, cached, fetched = '0', '', '', ''
+  if more ~= '' then
+    finish, outcome, cached, fetched = match(more, '^ (%d+) (%a*) (%d*) (%d*)$')
+  end
+  local at, ended = seen[4] or '0', seen[5]
   if seen[1] ~= 'running' and not ended then
     return FENCED
   end
-  if ended or tonumber(start) < next_index then
-    -- A chunk is written whole or not at all, and only once with a finish.
-    if tonumber(stop) <= next_index and (ended or finish == '0') then
-      return DUPLICATE
-    end
-    return {seen[4] or '0'}
-  end
-  if tonumber(start) > next_index then
-    return {seen[4] or '0'}
+  if ended or start ~= at then
+    return misplaced(at, start, stop, finish, ended)
   end
 
-  if redis.pcall('XADD', log, '*', 'd', data).err then
+  if pcall('XADD', log, '*', 'd', data).err then
     return FENCED
   end
-  redis.call('HSET', job, 'next:' .. choice, stop)
-  if cached ~= '' then
-    redis.call('HSET', job, 'cached_tokens', cached, 'fetched_tokens', fetched)
+  if more == '' then
+    call('HSET', job, next_field, stop)
+  else
+    tell(job, next_field, stop, end_field, finish, cached, fetched)
   end
   if seen[7] then
     -- With an attempt's first delivery its prompt is computed, which is charged no more.
     refund_prefill(load, seen[7])
-    redis.call('HDEL', job, 'prefill')
+    call('HDEL', job, 'prefill')
   end
   publish_later(seen[6], data)
-  if finish ~= '0' then
-    redis.call('HSET', job, 'end:' .. choice, finish)
-    if redis.call('HINCRBY', job, 'open', -1) <= 0 then
-      local entry, charge, choices = unpack(redis.call('HMGET', job, 'entry', 'charge', 'choices'))
-      end_job(job, log, stream, group, load, entry, charge, nil, choices, finish, outcome, retention)
-    end
+  if finish ~= '0' and call('HINCRBY', job, 'open', -1) <= 0 then
+    local entry, charge, choices = unpack(call('HMGET', job, 'entry', 'charge', 'choices'))
+    end_job(job, log, stream, group, load, entry, charge, nil, choices, finish, outcome, retention)
   end
   return WRITTEN
 end

@@ -29,60 +29,65 @@ local function is_count(text)
   return text == '0' or (#text <= 15 and string.match(text, '^[1-9]%d*$') ~= nil)
 end
 
--- Whether a load is there. What is no load, or no count in one, was not written by us: it must not stop anything, least
--- of all half-way through. It counts as nothing, as it does for who reads it, and is deleted.
-local function load_exists(load)
-  local fields = {'jobs', 'sequences', 'tokens', 'prefill'}
-  local seen = redis.pcall('HMGET', load, unpack(fields))
+-- What a load says: jobs, sequences, tokens, prefill; nil: there is none. What is no load, or no count in one, was not
+-- written by us: it must not stop anything, least of all half-way through. It counts as nothing, as it does for who reads
+-- it, and goes with the next write.
+local function load_of(load)
+  local seen = redis.pcall('HMGET', load, 'jobs', 'sequences', 'tokens', 'prefill')
   if seen.err then
     redis.call('DEL', load)
-    return false
+    return nil
   end
-  local exists = false
-  for i, field in ipairs(fields) do
-    local number = seen[i]
+  local exists, junk = false, false
+  for field = 1, 4 do
+    local number = seen[field]
     if number and is_count(number) then
-      exists = true
-    elseif number then
-      redis.call('HDEL', load, field)
+      exists, seen[field] = true, tonumber(number)
+    else
+      junk, seen[field] = junk or number, 0
     end
   end
-  return exists
+  if exists then
+    return seen
+  elseif junk then
+    redis.call('DEL', load)
+  end
+  return nil
+end
+
+-- Writes a load as a whole, in one call: each costs as much as several fields.
+local function write_load(load, jobs, sequences, tokens, prefill)
+  redis.call('HSET', load, 'jobs', int(jobs), 'sequences', int(math.max(sequences, 0)), 'tokens', int(math.max(tokens, 0)),
+    'prefill', int(math.max(prefill, 0)))
 end
 
 -- Puts one job on a worker's load. `prefill` is false where the job has nothing left to compute of its prompt.
 local function charge_to(load, charge, prefill, choices)
-  load_exists(load) -- mends it
-  redis.call('HINCRBY', load, 'jobs', 1)
-  redis.call('HINCRBY', load, 'sequences', int(sequences_of(choices)))
-  redis.call('HINCRBY', load, 'tokens', int(tokens_of(charge)))
-  if tokens_of(prefill) > 0 then
-    redis.call('HINCRBY', load, 'prefill', int(tokens_of(prefill)))
-  end
+  local jobs, sequences, tokens, computed = unpack(load_of(load) or {0, 0, 0, 0})
+  write_load(load, jobs + 1, sequences + sequences_of(choices), tokens + tokens_of(charge), computed + tokens_of(prefill))
 end
 
 -- Takes off a worker's load what a prompt was charged. A load that is absent was dropped with its worker.
 local function refund_prefill(load, prefill)
-  local tokens = tokens_of(prefill)
-  if tokens > 0 and load_exists(load) then
-    redis.call('HINCRBY', load, 'prefill', '-' .. int(tokens))
+  local refunded = tokens_of(prefill)
+  local known = refunded > 0 and load_of(load)
+  if known then
+    write_load(load, known[1], known[2], known[3], known[4] - refunded)
   end
 end
 
 -- Takes one job off a worker's load. A load that is absent was dropped with its worker; one that reaches no jobs is
 -- deleted, so that a worker's past lives leave nothing behind.
 local function refund(load, charge, prefill, choices)
-  if not load_exists(load) then
+  local known = load_of(load)
+  if not known then
     return
   end
-  local tokens = tokens_of(charge)
-  if tokens > 0 then
-    redis.call('HINCRBY', load, 'tokens', '-' .. int(tokens))
-  end
-  refund_prefill(load, prefill)
-  redis.call('HINCRBY', load, 'sequences', '-' .. int(sequences_of(choices)))
-  if redis.call('HINCRBY', load, 'jobs', -1) <= 0 then
+  local jobs, sequences, tokens, computed = unpack(known)
+  if jobs <= 1 then
     redis.call('DEL', load)
+  else
+    write_load(load, jobs - 1, sequences - sequences_of(choices), tokens - tokens_of(charge), computed - tokens_of(prefill))
   end
 end
 

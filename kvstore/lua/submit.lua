@@ -39,22 +39,27 @@ local now = now_ms()
 -- What an earlier life of this id may have left, should the two ever have lost their common expiry.
 redis.call('DEL', job, log)
 local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job:(.*)$'))
-redis.call('HSET', job, 'payload', ARGV[1], 'digest', ARGV[2], 'caller', ARGV[3], 'state', 'queued',
-  'worker', ARGV[4], 'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
+local fields = {'payload', ARGV[1], 'digest', ARGV[2], 'caller', ARGV[3], 'state', 'queued', 'worker', ARGV[4],
+  'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
   'submitted_ms', int(now), 'choices', ARGV[11], 'open', ARGV[11], 'charge', ARGV[9], 'prefill', ARGV[12],
   'prompt_tokens', ARGV[10], 'predicted', ARGV[13], 'cached_tokens', '0', 'fingerprint', holder[3] or '', 'detached',
-  ARGV[17])
-count(job, 'accepted')
-if ARGV[7] ~= '' then
-  redis.call('HSET', job, 'deadline_ms', int(now + tonumber(ARGV[7])))
+  ARGV[17]}
+local function also(field, value)
+  fields[#fields + 1] = field
+  fields[#fields + 1] = value
 end
-charge_to(load, ARGV[9], ARGV[12], ARGV[11])
+if ARGV[7] ~= '' then
+  also('deadline_ms', int(now + tonumber(ARGV[7])))
+end
 if ARGV[14] ~= '' then
   -- pcall: only a record. A key of another type must not leave a job half accepted.
   local route = redis.pcall('XADD', routes, 'MAXLEN', '~', ARGV[15], '*', 'd', ARGV[14])
   if type(route) == 'string' then
-    redis.call('HSET', job, 'route', route)
+    also('route', route)
   end
   redis.call('PEXPIRE', routes, ARGV[16])
 end
+redis.call('HSET', job, unpack(fields))
+count(job, 'accepted')
+charge_to(load, ARGV[9], ARGV[12], ARGV[11])
 return {'accepted'}

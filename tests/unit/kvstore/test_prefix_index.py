@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.block_hash import BlockHash
 from kvstore.commits import calls
-from kvstore.prefix_index import BATCH, HeldChange, batches, pack, short
+from kvstore.prefix_index import BATCH, HeldChange, batches, joined, pack, short
 from octavo.v1 import inference_pb2, job_pb2
 
 
@@ -25,6 +25,14 @@ def test_packed_hashes_keep_their_order() -> None:
     for wrong in (bytes(15), bytes(32), b""):
         with pytest.raises(ValueError, match="a hash in the prefix index has 16 bytes"):
             pack((*hashes(2), wrong))
+
+
+def test_a_prompts_hashes_go_as_they_are() -> None:
+    prompt = [BlockHash(bytes([number]) * 32) for number in range(3)]
+    assert joined(prompt) == b"".join(prompt)
+    assert joined([]) == b""
+    with pytest.raises(ValueError, match="a hash of a block has 32 bytes"):
+        joined([*prompt, BlockHash(bytes(16))])
 
 
 def test_batches_are_full_but_the_last() -> None:
