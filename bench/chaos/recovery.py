@@ -31,6 +31,7 @@ from bench.chaos.snapshot import scrape
 from bench.chaos.traffic import Payload, payloads
 from bench.chaos.waiting import until
 from bench.machine import describe_machine
+from kvstore.jobs import Jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from bench.chaos.evidence import Answer
     from bench.chaos.findings import Finding
-    from bench.chaos.history import Event
+    from bench.chaos.history import Event, Request
     from ops.child import LineSink
     from ops.config import FleetConfig
 
@@ -110,11 +111,8 @@ def streams_of(config: RecoveryConfig) -> list[Payload]:
     return made
 
 
-def faults_of(
-    scenario: Scenario, config: RecoveryConfig, workers: Sequence[str], gateways: Sequence[str]
-) -> list[Fault]:
+def faults_of(scenario: Scenario, config: RecoveryConfig, worker: str, gateway: str) -> list[Fault]:
     """What strikes whom, from the moment on that the streams have their tokens."""
-    worker, gateway = workers[0], gateways[0]
     return {
         Scenario.KILL: [Fault(0.0, Kind.WORKER_KILL, worker)],
         Scenario.PAIR: [Fault(0.0, Kind.GATEWAY_KILL, gateway), Fault(PAIR_S, Kind.WORKER_KILL, worker)],
@@ -165,6 +163,19 @@ async def _alone(
     return oracle_of(gather(recorder.events).values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a scenario did."""
+
+    worker: str
+    """That was struck."""
+    at: float
+    """When, by the history's clock."""
+    fenced: float
+    """Writes of it that had been refused before."""
+    struck: list[str]
+
+
 class _Scene:
     """Plays scenarios on one fleet."""
 
@@ -179,28 +190,28 @@ class _Scene:
         await fleet.until_served()
         recorder = Milestone(len(asked), config.after)
         habits = Habits(deadline_s=config.deadline_s)
-        faults = faults_of(scenario, config, fleet.workers, fleet.gateways)
-        refused_before = await self._fenced(faults[-1].target)
         async with Driver(fleet.targets, recorder, seed=config.seed, habits=habits, prefix=f"{scenario}-") as driver:
             if scenario is Scenario.ROLL:
-                at, struck = await self._steadily(driver, asked, faults)
+                done = await self._steadily(driver, asked)
             else:
-                at, struck = await self._all_at_once(driver, asked, faults, recorder)
-        for each in struck:
+                done = await self._all_at_once(driver, asked, scenario, recorder)
+        for each in done.struck:
             self._note(each)
-        requests = gather(recorder.events)
+        return await self._outcome(scenario, done, gather(recorder.events))
+
+    async def _outcome(self, scenario: Scenario, done: _Done, requests: Mapping[str, Request]) -> Outcome:
         moved = sum(attempts(request) > 1 for request in requests.values())
         expects_fenced = scenario is Scenario.FREEZE and moved > 0
-        refused = await self._refused(faults[-1].target, refused_before) if expects_fenced else 0
+        refused = await self._refused(done.worker, done.fenced) if expects_fenced else 0
         return Outcome(
             scenario=scenario.value,
-            struck=struck,
+            struck=done.struck,
             streams=len(requests),
             finished=finished(list(requests.values())),
             moved=moved,
             again=sum(len(request.streams) > 1 for request in requests.values()),
             errors=errors(requests.values()),
-            recovery_s=recoveries(requests.values(), at),
+            recovery_s=recoveries(requests.values(), done.at),
             fenced=refused,
             findings=check(Run(requests, self._oracle), RULES),
             expects_errors=scenario is Scenario.PAIR,
@@ -218,20 +229,29 @@ class _Scene:
         )
 
     async def _all_at_once(
-        self, driver: Driver, asked: Sequence[Payload], faults: Sequence[Fault], recorder: Milestone
-    ) -> tuple[float, list[str]]:
-        """Strikes when every stream has its tokens; when that was, and what was done."""
+        self, driver: Driver, asked: Sequence[Payload], scenario: Scenario, recorder: Milestone
+    ) -> _Done:
+        """Strikes the busiest worker when every stream has its tokens."""
         async with asyncio.timeout(self._config.deadline_s), asyncio.TaskGroup() as group:
             group.create_task(driver.ask_each(asked, at_once=len(asked)))
             await recorder.reached.wait()
+            worker = await self._busiest()
+            fenced = await self._fenced(worker)
             at = time.monotonic()
-            struck = await self._nemesis().run(faults)
-        return at, [str(each) for each in struck]
+            struck = await self._nemesis().run(faults_of(scenario, self._config, worker, self._fleet.gateways[0]))
+        return _Done(worker, at, fenced, [str(each) for each in struck])
 
-    async def _steadily(
-        self, driver: Driver, asked: Sequence[Payload], faults: Sequence[Fault]
-    ) -> tuple[float, list[str]]:
-        """Sends at the rate while all is restarted; when that began, and what was done."""
+    async def _busiest(self) -> str:
+        """The worker with the most jobs."""
+        broker = await self._fleet.server.connect(self._fleet.config.namespace)
+        try:
+            queues = await Jobs(broker).queues()
+        finally:
+            await broker.close()
+        return max(queues, key=lambda queue: queue.undelivered + queue.pending).worker
+
+    async def _steadily(self, driver: Driver, asked: Sequence[Payload]) -> _Done:
+        """Sends at the rate while all workers are restarted."""
         numbers, over = random.Random(f"steady/{self._config.seed}"), asyncio.Event()
 
         async def load() -> None:
@@ -243,9 +263,9 @@ class _Scene:
         async with asyncio.TaskGroup() as group:
             group.create_task(load())
             at = time.monotonic()
-            struck = await self._nemesis().run(faults)
+            struck = await self._nemesis().run(faults_of(Scenario.ROLL, self._config, WORKERS, ""))
             over.set()
-        return at, [str(each) for each in struck]
+        return _Done(WORKERS, at, 0.0, [str(each) for each in struck])
 
     async def _fenced(self, name: str) -> float:
         """What the process with that name counts now; 0 when none does."""

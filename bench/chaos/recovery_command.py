@@ -50,7 +50,7 @@ def recovery(out: Path, as_json: bool, scenarios: tuple[str, ...], **values: Any
     Every request is answered once alone. Then, in each scenario, all are sent at once, and when each has some tokens a
     worker is struck. kill: it is killed. pair: a gateway is killed, and a worker half a second later. freeze: it is
     stopped, and goes on when its streams are long elsewhere; what it then writes must be refused. roll: all workers are
-    restarted, one after the other, under a steady load. Recovery is the time from the strike to the next new token, of
+    restarted, one after the other, under a steady load. Recovery is the longest wait for a new token since then, of
     streams that moved to another worker or had to be called for again. Exits with 1 when a token was lost, repeated or
     differed, when anything was left behind, or when a client saw an error though no gateway was struck.
     """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.chaos.silences import new_tokens_at
 from bench.chaos.streams import seen_of
 from bench.stats import percentile
 
@@ -38,7 +40,8 @@ class Outcome:
     errors: int
     """Calls that ended otherwise than well."""
     recovery_s: dict[str, float]
-    """From the strike to the next new token, of those that moved or were called for again; empty without any."""
+    """The longest wait for a new token since the strike, of those that moved or were called for again; empty without
+    any."""
     fenced: int
     """Writes of the struck worker that were refused afterwards, by its own count."""
     findings: list[Finding]
@@ -70,22 +73,19 @@ def attempts(request: Request) -> int:
 
 
 def recovery_s(request: Request, struck_at: float) -> float | None:
-    """Seconds from a moment to the next token that the client did not have then; None when none came."""
-    known: set[tuple[int, int]] = set()
-    for chunk in sorted((chunk for call in request.streams for chunk in call.chunks), key=lambda chunk: chunk.at):
-        new = {(chunk.choice, index) for index in range(chunk.start, chunk.start + len(chunk.tokens))} - known
-        if new and chunk.at > struck_at:
-            return chunk.at - struck_at
-        known |= new
-    return None
+    """The longest that the client waited for a new token from then on, or from its first token on if that came later;
+    None when none came. Not just for the next one: some of what its worker had said is still on its way when that is
+    struck."""
+    times = new_tokens_at(request)
+    begins = max([struck_at, *times[:1]])
+    later = [at for at in times if at > begins]
+    return max((after - before for before, after in pairwise([begins, *later])), default=None)
 
 
 def recoveries(requests: Iterable[Request], struck_at: float) -> dict[str, float]:
     """Of those that moved or were called for again, in seconds."""
     touched = [request for request in requests if attempts(request) > 1 or len(request.streams) > 1]
-    # What began later has nothing to recover from.
-    before = [request for request in touched if request.invoked.at < struck_at]
-    found = [seconds for request in before if (seconds := recovery_s(request, struck_at)) is not None]
+    found = [seconds for request in touched if (seconds := recovery_s(request, struck_at)) is not None]
     if not found:
         return {}
     return {**{f"p{rank}": round(percentile(found, rank), 3) for rank in RANKS}, "max": round(max(found), 3)}

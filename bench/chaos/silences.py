@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def longest_silence(request: Request) -> float | None:
-    """Seconds between two new tokens of any choice, the longest there was; None with fewer than two. What a replay
-    brings again is not new."""
+    """Seconds between two new tokens of any choice, the longest there was; None with fewer than two."""
+    return max((after - before for before, after in pairwise(new_tokens_at(request))), default=None)
+
+
+def new_tokens_at(request: Request) -> list[float]:
+    """When tokens came that the client did not have; what a replay brings again is not new."""
     known: set[tuple[int, int]] = set()
     times: list[float] = []
     for chunk in sorted((chunk for call in request.streams for chunk in call.chunks), key=lambda chunk: chunk.at):
@@ -25,7 +29,7 @@ def longest_silence(request: Request) -> float | None:
         if new:
             known |= new
             times.append(chunk.at)
-    return max((after - before for before, after in pairwise(times)), default=None)
+    return times
 
 
 def silences(requests: Iterable[Request]) -> dict[str, float]:
