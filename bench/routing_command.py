@@ -54,7 +54,7 @@ SIMULATED: Final[dict[str, Any]] = {
     "fill": 5.0,
     "warm": 5.0,
     "seconds": 14.0,
-    "drain": 5.0,
+    "drain": 4.0,
 }
 """What isn't given is taken from here, with the real model and with --simulated."""
 OF_FLEET: Final = {
@@ -80,7 +80,7 @@ OF_FLEET: Final = {
 @click.option("--seconds", type=Finite(min=1), help="Of each run, that count. Default: 30; simulated 14.")
 @click.option("--warm", type=Finite(min=0), help="Of each run, before that. Default: 4; simulated 5.")
 @click.option("--fill", type=Finite(min=0), help="Before that, to fill caches. Default: 10; simulated 5.")
-@click.option("--drain", type=Finite(min=0), help="Then, for what has begun. Default: 5.")
+@click.option("--drain", type=Finite(min=0), help="Then, for what has begun. Default: 5; simulated 4.")
 @click.option("--capacity", type=Finite(min=0, min_open=True), help="Load 1, in requests/s. Default: measured.")
 @click.option("--routes", type=click.IntRange(min=1), help="Keep so many of each run's last decisions that count.")
 @click.option("--prefix-tokens", type=click.IntRange(min=1), help="Of each group. Default: 512; simulated 1024.")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bench.routing_figures import (
-    ANSWERED,
     FAILED,
     REFUSED,
     UNANSWERED,
@@ -18,20 +17,10 @@ from bench.routing_figures import (
     summarise,
 )
 from bench.routing_verdicts import nothing_answered, told_aims, told_lag, told_unanswered, versus
+from tests.unit.bench import routing_made
 
 WINDOW = Window(10.0, 20.0)
-GOOD = Sample(
-    due_s=12.0,
-    lag_s=0.5,
-    prompt_tokens=100,
-    outcome=ANSWERED,
-    waited_s=2.0,
-    worker="w0",
-    cached_tokens=64,
-    predicted_tokens=64,
-    first_token_s=1.0,
-    tokens=((1.0, 1), (1.5, 2), (2.0, 1)),
-)
+GOOD = replace(routing_made.GOOD, due_s=12.0, lag_s=0.5, first_token_s=1.0, tokens=((1.0, 1), (1.5, 2), (2.0, 1)))
 NONE = Sample(due_s=13.0, lag_s=0.0, prompt_tokens=50, outcome=REFUSED, waited_s=0.1)
 
 

@@ -7,88 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.routing import Results
-from bench.routing_figures import ANSWERED, FAILED, UNANSWERED, Sample, Window, summarise
-from bench.routing_load import GROUPS, HIT_FREE
+from bench.routing_load import HIT_FREE
 from bench.routing_plot import axes_of, draw_routing
 from bench.routing_report import COLUMNS, cells, markdown, title_of
+from tests.unit.bench.routing_made import FACTS, GIVEN_UP, GOOD, RUNS, run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-GOOD = Sample(
-    due_s=1.0,
-    lag_s=0.002,
-    prompt_tokens=100,
-    outcome=ANSWERED,
-    waited_s=2.0,
-    worker="w0",
-    cached_tokens=64,
-    predicted_tokens=64,
-    first_token_s=0.25,
-    tokens=((0.25, 1), (0.75, 4)),
-)
-LOST = Sample(due_s=1.0, lag_s=0.002, prompt_tokens=100, outcome=FAILED, waited_s=2.0, error="UNAVAILABLE: gone")
-
-
-def run(policy: str, ratio: float, load: float, *samples: Sample, kind: str = GROUPS) -> dict[str, Any]:
-    return {
-        "scenario": kind if kind != GROUPS else f"ratio {ratio:g}",
-        "kind": kind,
-        "ratio": ratio,
-        "groups": 16,
-        "load": load,
-        "requests_per_s": 5.0,
-        "policy": policy,
-        **summarise(samples, Window(0.0, 10.0)).as_dict(),
-        "sent": 8,
-        "stolen": 2,
-        "wall_s": 12.0,
-        "client_cpu": 0.1,
-    }
-
-
-RUNS = [
-    run("prefix", 2.0, 0.4, GOOD, GOOD),
-    run("least-loaded", 2.0, 0.4, GOOD, LOST),
-    run("prefix", 2.0, 3.0, GOOD),
-    run("least-loaded", 2.0, 3.0),
-    run("prefix", 0.0, 0.8, GOOD, kind=HIT_FREE),
-]
-FACTS: dict[str, Any] = {
-    "command": "octavo bench routing --seconds 30",
-    "machine": {
-        "date": "2026-01-02T03:04:05+00:00",
-        "cpu": "A CPU",
-        "usable_cores": 2,
-        "instruction_sets": ["avx2"],
-        "memory_gib": 8.0,
-        "load_average": [0.1, 0.2, 0.3],
-        "system": "Linux",
-        "python": "3.11",
-        "packages": {"torch": "2"},
-    },
-    "model": {"name": "m"},
-    "fleet": {
-        "workers": 4,
-        "kv_tokens": 4096,
-        "max_running": 32,
-        "device": "cpu",
-        "simulated": False,
-        "threads_per_worker": 1,
-    },
-    "config": {
-        "model": "smollm2-135m",
-        "prefix_tokens": 512,
-        "tail_tokens": "32:96",
-        "output_tokens": "8",
-        "fill_s": 10.0,
-        "warm_s": 4.0,
-        "seconds": 30.0,
-        "drain_s": 5.0,
-    },
-    "capacity_per_s": 5.125,
-    "capacity_measured": True,
-}
 
 
 def results(*, complete: bool = True, runs: list[dict[str, Any]] = RUNS) -> dict[str, Any]:
@@ -116,9 +41,9 @@ def test_a_run_is_a_line_of_the_table() -> None:
         "lag p99": "2.0 ms",
     }
     assert cells(RUNS[3])[7:11] == ("-", "-", "-", "-")
-    given_up = run("random", 1.0, 1.0, Sample(1.0, 0.0, 9, UNANSWERED, 4.0))
+    given_up = run("random", 1.0, 1.0, GIVEN_UP)
     assert cells(given_up)[5:11] == ("1", "0", "-", "-", "-", "-")
-    mixed = run("random", 1.0, 1.0, GOOD, GOOD, GOOD, Sample(1.0, 0.0, 9, UNANSWERED, 4.0))
+    mixed = run("random", 1.0, 1.0, GOOD, GOOD, GOOD, GIVEN_UP)
     assert cells(mixed)[8:11] == ("0.25 s", "> 2.88 s", "> 3.89 s")
 
 
@@ -173,10 +98,9 @@ def test_nothing_is_drawn_of_what_was_not_answered(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Axes, "bar", seen_bar)
     monkeypatch.setattr(Axes, "plot", seen_plot)
-    given_up = Sample(1.0, 0.0, 9, UNANSWERED, 4.0)
     pair = [
-        run("prefix", 0.0, 0.8, GOOD, given_up, kind=HIT_FREE),
-        run("least-loaded", 0.0, 0.8, given_up, kind=HIT_FREE),
+        run("prefix", 0.0, 0.8, GOOD, GIVEN_UP, kind=HIT_FREE),
+        run("least-loaded", 0.0, 0.8, GIVEN_UP, kind=HIT_FREE),
     ]
     draw_routing(results(runs=pair), "a title", tmp_path / "x.svg")
     assert [len(each) for each in heights] == [1, 0] * 4
