@@ -71,7 +71,12 @@ async def test_a_disk_that_hangs_is_left_to_itself(
     monkeypatch.setattr(page_dir, "CLOSE_S", 0.1)
     monkeypatch.setattr(page_dir, "INTERRUPTED_S", 0.1)
     store, begun, go_on = folder(tmp_path), threading.Event(), threading.Event()
-    hanging = asyncio.create_task(store._run(lambda _: (begun.set(), go_on.wait())))
+
+    def hang(_: sqlite3.Connection) -> bool:
+        begun.set()
+        return go_on.wait()
+
+    hanging = asyncio.create_task(store._run(hang))
     await asyncio.to_thread(begun.wait)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
@@ -82,7 +87,7 @@ async def test_a_disk_that_hangs_is_left_to_itself(
     with pytest.raises(KvError):
         await store.covered("f", hashes(1))
     go_on.set()
-    await hanging
+    assert await hanging is True
     while store._database is not None:  # noqa: ASYNC110 - what was left to itself closes all the same
         await asyncio.sleep(0.005)
 

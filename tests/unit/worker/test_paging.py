@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvstore.page import PageName
+    from tests.unit.worker.engine_run import Answers
     from worker.engine import Engine
     from worker.paging import Paging
     from worker.scheduling.block_pool import BlockPool
@@ -205,7 +206,7 @@ def test_running_sequences_keep_their_blocks() -> None:
     engine = paging_engine(5)
     asked = request("b", prompt_of(10, 4), max_tokens=6)
     engine.add(asked)
-    answers = {}
+    answers: Answers = {}
     step(engine, answers)
     assert paging(engine).adopt(wanted, payloads) == 2
     engine.check_integrity()
@@ -221,7 +222,7 @@ def test_a_sequence_that_computes_what_comes_back_takes_either() -> None:
     run(source, request("a", [*prompt, 9], max_tokens=1))
     asked = request("b", [*prompt, 7, 8])
     engine.add(asked)
-    answers = {}
+    answers: Answers = {}
     step(engine, answers)
     assert paging(engine).adopt(wanted, payloads) == 10
     engine.check_integrity()
