@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,16 +127,24 @@ class Stream:
     first: asyncio.Event = field(default_factory=asyncio.Event)
     error: grpc.aio.AioRpcError | None = None
     ended_at: float = 0.0
+    heard_at: list[float] = field(default_factory=list)
+    """When each response came."""
 
     @property
     def worker(self) -> str:
         assert self.answer.route is not None
         return str(self.answer.route.worker)
 
+    def longest_pause(self, since: float) -> float:
+        """Seconds between two responses at most, of those that came after `since`."""
+        times = [since, *(each for each in self.heard_at if each > since)]
+        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+
     async def read(self, client: Client, request: inference_pb2.GenerateRequest) -> None:
         try:
             async for response in client.responses(request, timeout=300):
-                self.answer.add(response, time.monotonic())
+                self.heard_at.append(time.monotonic())
+                self.answer.add(response, self.heard_at[-1])
                 self.first.set()
         except grpc.aio.AioRpcError as error:
             self.error = error

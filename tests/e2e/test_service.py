@@ -9,7 +9,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
 from octavo.v1 import inference_pb2
@@ -24,7 +23,10 @@ pytestmark = pytest.mark.timeout(400)
 
 LENGTHS = (20, 31, 32, 33, 47, 64, 65, 100, 127, 128, 129, 150, 200, 255, 256, 300, 400, 511, 640, 900)
 OUTPUT_TOKENS = 12
-UNAVAILABLE_WITHIN_S = 5.0
+GOES_ON_WITHIN_S = 10.0
+"""A stream whose worker was killed: the lease lapses after three seconds; prompt and tokens are computed anew."""
+STALLS_S = 8.0
+"""The others, which have the machine to share with that, and with a worker that loads."""
 
 
 def request_of(length: int, seed: int, *, salt: str, max_tokens: int = OUTPUT_TOKENS) -> inference_pb2.GenerateRequest:
@@ -83,48 +85,44 @@ async def test_a_repeated_prompt_hits_the_cache_and_answers_the_same(fleet: Up) 
             assert again.route.predicted_cached_tokens == 192
 
 
-async def test_kill_9_of_a_worker_ends_its_streams_soon_and_no_others(fleet: Up) -> None:
+async def test_kill_9_of_a_worker_is_noticed_by_no_stream(fleet: Up) -> None:
+    """Those that it had go on at the other worker, with the tokens that they would have had."""
     pids = {worker["name"]: int(worker["pid"]) for worker in fleet.facts["workers"]}
     async with Client(fleet.target) as client:
         before = {worker.id: worker.incarnation for worker in await client.workers()}
         streams = [Stream() for _ in range(8)]
         reading = [
-            asyncio.create_task(stream.read(client, request_of(20, 4 * seed, salt="kill", max_tokens=150)))
+            asyncio.create_task(stream.read(client, request_of(20, seed, salt="kill", max_tokens=150)))
             for seed, stream in enumerate(streams)
         ]
         await asyncio.gather(*(stream.first.wait() for stream in streams))
-        killed = [stream for stream in streams if stream.worker == "w0"]
-        others = [stream for stream in streams if stream.worker == "w1"]
-        # How they are spread is the router's, and not exact: a charge may count twice for a moment.
-        assert killed
-        assert others
-        assert len(killed) + len(others) == len(streams)
-        os.kill(pids["w0"], signal.SIGKILL)
+        # How they are spread is the router's: one of two equal workers may be taken for the faster one.
+        victim = streams[0].worker
+        (other,) = {"w0", "w1"} - {victim}
+        killed = [stream for stream in streams if stream.worker == victim]
+        os.kill(pids[victim], signal.SIGKILL)
         killed_at = time.monotonic()
         await asyncio.gather(*reading)
 
-        for stream in killed:
-            assert stream.error is not None
-            assert stream.error.code() is grpc.StatusCode.UNAVAILABLE
-            assert "w0" in (stream.error.details() or "")
-            assert stream.ended_at - killed_at < UNAVAILABLE_WITHIN_S
-            assert stream.answer.finish == "ERROR"
         for seed, stream in enumerate(streams):
-            if stream in others:
-                assert (stream.error, stream.answer.finish, len(stream.answer.token_ids)) == (None, "LENGTH", 150)
-                alone = await client.generate(request_of(20, 4 * seed, salt=f"alone {seed}", max_tokens=20))
-                assert alone.token_ids == stream.answer.token_ids[:20]
+            assert (stream.error, stream.answer.finish, len(stream.answer.token_ids)) == (None, "LENGTH", 150)
+            assert stream.answer.usage is not None
+            assert stream.answer.usage.attempts == (2 if stream in killed else 1)
+            assert stream.answer.usage.completion_tokens == 150
+            assert stream.longest_pause(since=killed_at) < (GOES_ON_WITHIN_S if stream in killed else STALLS_S)
+            alone = await client.generate(request_of(20, seed, salt=f"alone {seed}", max_tokens=150))
+            assert alone.token_ids == stream.answer.token_ids, f"request {seed}"
 
-        fleet.until_said("w0 is back")
-        assert any(f"w0 (pid {pids['w0']}) was ended by SIGKILL" in line for line in fleet.said)
+        fleet.until_said(f"{victim} is back")
+        assert any(f"{victim} (pid {pids[victim]}) was ended by SIGKILL" in line for line in fleet.said)
 
         async def both_are_there() -> bool:
             return {worker.id for worker in await client.workers()} == {"w0", "w1"}
 
         await eventually(both_are_there, 10)
         after = {worker.id: worker.incarnation for worker in await client.workers()}
-        assert after["w1"] == before["w1"]
-        assert after["w0"] != before["w0"]
+        assert after[other] == before[other]
+        assert after[victim] != before[victim]
         assert [(queue.undelivered, queue.pending) for queue in await client.queues()] == [(0, 0), (0, 0)]
         assert (await client.generate(request_of(20, 0, salt="after"))).finish == "LENGTH"
 

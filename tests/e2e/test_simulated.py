@@ -6,10 +6,8 @@ import asyncio
 import os
 import random
 import signal
-import time
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
 from octavo.v1 import inference_pb2
@@ -23,7 +21,6 @@ pytestmark = pytest.mark.timeout(400)
 
 WORKERS = 8
 MODEL = "simulated:4000,10,0.2"
-UNAVAILABLE_WITHIN_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ async def test_many_workers_say_what_one_says(many: Up, one: Up) -> None:
         assert set(answer.text) <= set("abcdefghijklmnopqrstuvwxyz ")
 
 
-async def test_kill_9_of_one_of_many(many: Up) -> None:
+async def test_kill_9_of_one_of_many_is_noticed_by_no_stream(many: Up) -> None:
     pids = {worker["name"]: int(worker["pid"]) for worker in many.facts["workers"]}
     async with Client(many.target) as client:
         before = {worker.id: worker.incarnation for worker in await client.workers()}
@@ -89,22 +86,15 @@ async def test_kill_9_of_one_of_many(many: Up) -> None:
         await asyncio.gather(*(stream.first.wait() for stream in streams))
         victim = streams[0].worker
         os.kill(pids[victim], signal.SIGKILL)
-        killed_at = time.monotonic()
         await asyncio.gather(*reading)
 
         assert len({stream.worker for stream in streams}) > 1
         for seed, stream in enumerate(streams):
-            if stream.worker == victim:
-                assert stream.error is not None
-                assert stream.error.code() is grpc.StatusCode.UNAVAILABLE
-                assert stream.ended_at - killed_at < UNAVAILABLE_WITHIN_S
-            else:
-                assert (stream.error, stream.answer.finish) == (None, "LENGTH")
-            # What came before the end is right in either case.
-            alone = await client.generate(request_of(seed, max_tokens=20))
-            said = stream.answer.token_ids[:20]
-            assert said
-            assert alone.token_ids[: len(said)] == said
+            assert (stream.error, stream.answer.finish) == (None, "LENGTH")
+            assert stream.answer.usage is not None
+            assert stream.answer.usage.attempts == (2 if stream.worker == victim else 1)
+            alone = await client.generate(request_of(seed, max_tokens=300))
+            assert alone.token_ids == stream.answer.token_ids
 
         many.until_said(f"{victim} is back")
 
