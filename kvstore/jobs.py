@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from kvstore import claims, commits, endings, ledger, orphans, rehoming, stealing, submissions
 from kvstore import queues as queues_module
-from kvstore.end_orphans import Reaper
 from kvstore.entries import Entry, EntryReader
 from kvstore.ledger import Ledger
 from kvstore.orphans import Orphan, Rehomed, Target
@@ -90,7 +89,6 @@ class Jobs:
         self._held_ttl_ms = HELD_LEASES * lease_ttl_ms
         self._orphan_wait_ms = int(orphan_wait_s * 1000)
         self._reader = EntryReader(broker)
-        self._reaper = Reaper(broker, lease_ttl_ms, self._retention_ms)
 
     async def submit(
         self,
@@ -293,10 +291,6 @@ class Jobs:
     async def ledger(self) -> Ledger:
         """What became of all jobs that were ever accepted, in one moment."""
         return await ledger.read(self._broker)
-
-    async def end_orphans(self) -> list[str]:
-        """Ends the jobs of dead workers, and those that a replaced incarnation had read; their request ids."""
-        return await self._reaper.run()
 
     async def queues(self) -> list[QueueInfo]:
         """All workers' streams, by worker id. Two round trips."""

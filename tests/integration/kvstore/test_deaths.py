@@ -1,0 +1,125 @@
+"""Jobs that workers die of: who is counted, and when a job is given up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvstore.dead import DeadJobs
+from kvstore.jobs import Commit, JobState, Rehomed
+from octavo.v1 import inference_pb2, job_pb2
+
+from .conftest import Ear, Stage, chunk, job, settled
+
+if TYPE_CHECKING:
+    from kvstore.client import Broker
+    from kvstore.orphans import Orphan
+    from kvstore.registry import WorkerInfo
+
+MOVED, DEAD = Rehomed.MOVED, Rehomed.DEAD
+
+
+@pytest.fixture(autouse=True)
+async def _settled(broker: Broker) -> None:
+    await settled(broker)
+
+
+async def found(stage: Stage, request_id: str) -> Orphan:
+    (orphan,) = [each for each in await stage.jobs.orphans() if each.job.request_id == request_id]
+    return orphan
+
+
+async def test_a_job_that_kills_its_workers_is_given_up_with_the_third(mortal: Stage, broker: Broker) -> None:
+    poison = job("poison")
+    worker = await mortal.worker("w0")
+    await mortal.running("poison", worker)
+    for number in (1, 2):
+        await mortal.perish(worker)
+        orphan = await found(mortal, "poison")
+        assert (orphan.deaths, orphan.attempt, orphan.doomed) == (number, number, False)
+        worker = await mortal.worker(f"w{number}")
+        assert await mortal.rehome(worker) == {"poison": MOVED}
+        assert (await mortal.record("poison")).deaths == number
+        await mortal.claim(worker)
+    await mortal.perish(worker)
+    orphan = await found(mortal, "poison")
+    assert (orphan.deaths, orphan.attempt, orphan.doomed) == (3, 3, True)
+    other = await mortal.worker("w3")
+    async with Ear(broker, mortal.gateway) as gateway:
+        assert await mortal.rehome(other) == {"poison": DEAD}
+        (delivery,) = await gateway.deliveries()
+    assert (delivery.failure, delivery.chunk.finish) == (job_pb2.FAILURE_DEAD, inference_pb2.ERROR)
+    assert delivery.chunk.error == "3 workers died while they ran it"
+    assert await mortal.log("poison") == [delivery]
+    record = await mortal.record("poison")
+    assert (record.state, record.deaths, record.attempt) == (JobState.ENDED, 3, 3)
+    (dead,) = await DeadJobs(broker).find()
+    assert 0 <= dead.record.died_unix_ms - orphan.seen_ms < 60_000
+    dead.record.died_unix_ms = 0
+    assert dead.record == job_pb2.DeadJob(
+        job=poison, reason="3 workers died while they ran it", attempts=3, worker="w2"
+    )
+    assert (await mortal.load(worker), await mortal.load(other)) == ((0, 0), (0, 0))
+    assert (await mortal.jobs.ledger()).dead == 1
+    assert (await mortal.jobs.ledger()).holds
+
+
+async def test_it_is_given_up_where_there_is_no_other_worker_too(mortal: Stage) -> None:
+    for _ in range(3):
+        worker = await mortal.worker()
+        await (mortal.rehome(worker) if await mortal.jobs.get("poison") else mortal.submit("poison", worker))
+        assert len(await mortal.claim(worker)) == 1
+        await mortal.perish(worker)
+    assert await mortal.rehome(None) == {"poison": DEAD}
+
+
+async def test_who_did_nothing_is_no_suspect(mortal: Stage) -> None:
+    """Jobs that were not claimed, or had tokens of the life that died."""
+    for number in range(4):
+        worker = await mortal.worker("w0")
+        if number == 0:
+            await mortal.submit("talks", worker, n=2)
+            await mortal.submit("waits", worker)
+        (claim,) = [each for each in await claim_some(mortal, worker, "talks") if each.job.request_id == "talks"]
+        assert claim.attempt == number + 1
+        step = chunk("talks", claim.next[number % 2], [7], choice=number % 2, attempt=claim.attempt)
+        assert await mortal.commit(worker, step) == [Commit.WRITTEN]
+        await mortal.perish(worker)
+        assert {each.job.request_id: each.deaths for each in await mortal.jobs.orphans()} == {"talks": 0, "waits": 0}
+        successor = await mortal.worker("w0")
+        await mortal.rehome(successor)
+        await mortal.perish(successor)
+    # Without a token more, the life that had it last is counted, and those before are not.
+    worker = await mortal.worker("w0")
+    await claim_some(mortal, worker, "talks")
+    await mortal.perish(worker)
+    assert (await found(mortal, "talks")).deaths == 1
+
+
+async def claim_some(stage: Stage, worker: WorkerInfo, *wanted: str) -> list[Any]:
+    """Reads all, rehomes what earlier lives had read, and claims only the wanted."""
+    await stage.rehome(worker)
+    entries = [entry for entry in await stage.entries(worker) if entry.request_id in wanted]
+    return await stage.jobs.claim(worker.id, worker.incarnation, entries)
+
+
+async def test_workers_that_said_goodbye_have_not_died(mortal: Stage) -> None:
+    for number in range(4):
+        worker = await mortal.worker(f"w{number}")
+        await (mortal.submit("r1", worker) if number == 0 else mortal.rehome(worker))
+        assert [claim.attempt for claim in await mortal.claim(worker)] == [number + 1]
+        await mortal.registry.leave(worker.id, worker.incarnation)
+        orphan = await found(mortal, "r1")
+        assert (orphan.deaths, orphan.doomed) == (0, False)
+
+
+async def test_nobody_runs_a_job_more_than_ten_times(mortal: Stage, broker: Broker) -> None:
+    worker = await mortal.worker()
+    await mortal.running("r1", worker)
+    await broker.call("HSET", broker.keys.job("r1"), "attempt", "10")
+    await mortal.commit(worker, chunk("r1", 0, [1], attempt=10))
+    await mortal.registry.leave(worker.id, worker.incarnation)
+    other = await mortal.worker("w1")
+    assert await mortal.rehome(other) == {"r1": DEAD}
+    assert (await mortal.log("r1"))[-1].chunk.error == "10 workers ran it, and none came to its end"

@@ -1,0 +1,86 @@
+"""Jobs of workers that leave in order: they drain, and say goodbye."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.jobs import JobState, Rehomed, Target
+
+from .conftest import Stage, settled
+
+if TYPE_CHECKING:
+    from kvstore.client import Broker
+    from kvstore.registry import WorkerInfo
+
+MOVED, STALE = Rehomed.MOVED, Rehomed.STALE
+
+
+@pytest.fixture(autouse=True)
+async def _settled(broker: Broker) -> None:
+    await settled(broker)
+
+
+async def test_a_worker_that_left_with_jobs(mortal: Stage, broker: Broker) -> None:
+    """At once: there is nothing to wait for. Nobody has died of them."""
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("r1", worker)
+    await mortal.registry.leave(worker.id, worker.incarnation)
+    (found,) = await mortal.jobs.orphans()
+    assert (found.why, found.state, found.deaths) == ("left", JobState.RUNNING, 0)
+    assert await mortal.rehome(other) == {"r1": MOVED}
+    assert await mortal.jobs.orphans() == []
+    assert await broker.call("EXISTS", broker.keys.jobs("w0")) == 0
+
+
+async def test_a_worker_that_left_and_came_back_has_not_died(mortal: Stage) -> None:
+    past = await mortal.worker()
+    await mortal.running("r1", past)
+    await mortal.registry.leave(past.id, past.incarnation)
+    now = await mortal.worker()
+    (found,) = await mortal.jobs.orphans()
+    assert (found.why, found.deaths) == ("was restarted", 0)
+    assert await mortal.rehome(now) == {"r1": MOVED}
+
+
+async def test_of_a_draining_worker_what_it_has_not_read(stage: Stage, broker: Broker) -> None:
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.running("running", worker)
+    await stage.submit("read", worker)
+    (entry,) = await stage.entries(worker)
+    await stage.submit("queued", worker)
+    assert await stage.jobs.orphans() == []
+    await drain(stage, worker)
+    (found,) = await stage.jobs.orphans()
+    assert (found.job.request_id, found.why, found.deaths) == ("queued", "is draining", 0)
+    assert await stage.rehome(other) == {"queued": MOVED}
+    assert await stage.jobs.orphans() == []
+    # What it had read is its own still.
+    assert [claim.attempt for claim in await stage.jobs.claim(worker.id, worker.incarnation, [entry])] == [1]
+    assert (await stage.load(worker), await stage.load(other)) == ((2, 20), (1, 10))
+    (queue, _) = await stage.jobs.queues()
+    assert (queue.undelivered, queue.pending) == (0, 2)
+
+
+async def test_a_draining_worker_that_never_read(stage: Stage) -> None:
+    """Its stream has no group yet."""
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.submit("r1", worker)
+    await drain(stage, worker)
+    assert await stage.rehome(other) == {"r1": MOVED}
+
+
+async def test_a_draining_worker_that_reads_after_all_keeps_the_job(stage: Stage) -> None:
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.submit("r1", worker)
+    await drain(stage, worker)
+    (found,) = await stage.jobs.orphans()
+    entries = await stage.entries(worker)
+    assert await stage.jobs.rehome(found, Target("w1", other.incarnation, 3, 0)) is STALE
+    assert len(await stage.jobs.claim(worker.id, worker.incarnation, entries)) == 1
+
+
+async def drain(stage: Stage, worker: WorkerInfo) -> None:
+    """As a worker's last heartbeats do."""
+    await stage.broker.call("HSET", stage.broker.keys.worker(worker.id), "state", "draining")
