@@ -216,6 +216,7 @@ class Journal:
         return inference_pb2.Route(
             worker=self.worker,
             cached_tokens=output.cached_tokens,
+            fetched_tokens=min(job.fetched_tokens, output.cached_tokens),
             queue_ms=job.claim.queued_ms,
             prefill_ms=(now - job.claimed_at) * 1000,
         )

@@ -131,6 +131,16 @@ def test_the_first_delivery_carries_the_route_and_the_last_the_usage() -> None:
     assert journal.running == {}
 
 
+@pytest.mark.parametrize(("fetched", "told"), [(0, 0), (1, 1), (16, 2)])
+def test_what_was_fetched_is_told_as_far_as_it_was_found(fetched: int, told: int) -> None:
+    journal = Journal("w0")
+    journal.open(make_claim(), now=100.0)
+    journal.running["r1"].fetched_tokens = fetched
+    first = journal.record(make_output(), now=100.25)
+    assert first is not None
+    assert (first.route.cached_tokens, first.route.fetched_tokens) == (2, told)
+
+
 def test_a_chunk_carries_all_that_an_output_has() -> None:
     journal = Journal("w0")
     journal.open(make_claim(n=2), now=0.0)
