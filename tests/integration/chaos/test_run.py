@@ -61,12 +61,14 @@ async def test_a_run_with_faults_that_nothing_is_lost_by(tmp_path: Path) -> None
 @pytest.mark.timeout(240)
 async def test_workers_that_die_freeze_and_leave_lose_nothing(tmp_path: Path) -> None:
     kinds = (Kind.WORKER_KILL, Kind.WORKER_FREEZE, Kind.WORKER_TERM, Kind.WORKERS_ROLL)
-    habits = replace(CONFIG.habits, rate=8.0)
-    config = replace(CONFIG, seed=5, seconds=40.0, kinds=kinds, every_s=3.0, habits=habits)
-    report = await run_chaos(config, SETTINGS, tmp_path, lambda _: None, print)
+    # Answers of seconds, and a grace of less: so some are in the middle whenever a worker goes.
+    slow = replace(SETTINGS, model="simulated:2000,40", grace=0.5)
+    habits = replace(CONFIG.habits, rate=6.0)
+    config = replace(CONFIG, seed=5, seconds=40.0, tokens=(24, 96), kinds=kinds, every_s=3.0, habits=habits)
+    report = await run_chaos(config, slow, tmp_path, lambda _: None, print)
     assert report.passed, str(report)
     assert {each.fault.kind for each in report.struck if each.done} == set(kinds)
-    assert report.figures.resumed > 0
+    assert report.figures.resumed > 5
     assert report.figures.accepted == report.figures.finished + report.figures.cancelled > 100
 
 
