@@ -16,6 +16,7 @@ from tests.integration.gateway.harness import (
     answers,
     chunks,
     collect,
+    failed_stream,
     failure,
     request,
     running_gateway,
@@ -68,12 +69,10 @@ async def test_a_caller_goes_on_at_another_gateway(
 async def test_choices_go_on_each_from_its_own_token_and_ends_are_told_again(
     worker: ScriptedWorker, client: Client
 ) -> None:
-    call = client.generate(request("r1", n=3))
+    call = client.generate(request("r1", n=3))  # goes on as well
     (claim,) = await worker.claim()
     await worker.commit(chunk(claim, 0, [10, 11]), chunk(claim, 0, [20], choice=1))
     await worker.commit(chunk(claim, 0, [30], choice=2), chunk(claim, 1, [21], choice=1, finish=STOP, used=5))
-    for _ in range(2):
-        await call.read()
     after = {0: 1, 1: 2}
     second = attach(client, after=after)
     await second.initial_metadata()
@@ -150,13 +149,17 @@ async def test_a_caller_who_leaves_ends_the_job_that_it_went_on_with(
         assert last.chunks[0].finish == CANCELLED
 
 
-async def test_a_deadline_ends_a_job_that_was_gone_on_with(worker: ScriptedWorker, client: Client) -> None:
-    client.generate(request("r1"))
+async def test_a_deadline_ends_a_job_that_was_gone_on_with(
+    worker: ScriptedWorker, client: Client, broker: Broker
+) -> None:
+    first = client.generate(request("r1"))
     await worker.claim()
-    going_on = client.attach(AttachRequest(request_id="r1"), timeout=0.3)
-    assert (await failure(going_on))[0] is Code.DEADLINE_EXCEEDED
-    assert await worker.told_to_drop() == "r1"
-    assert await finish_of(worker, "r1") == inference_pb2.ERROR
+    async with running_gateway(broker) as (_, _, other):
+        going_on = other.attach(AttachRequest(request_id="r1"), timeout=0.3)
+        assert (await failure(going_on))[0] is Code.DEADLINE_EXCEEDED
+        assert await worker.told_to_drop() == "r1"
+        assert await finish_of(worker, "r1") == inference_pb2.ERROR
+        assert (await failed_stream(first))[1] is Code.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("how", ["leaves", "deadline", "leaves again"])

@@ -106,20 +106,6 @@ async def test_cancel_ends_all_that_are_open(worker: ScriptedWorker, client: Cli
     assert await worker.told_to_drop() == "r1"
 
 
-async def test_a_worker_that_leaves_ends_all_with_its_error(worker: ScriptedWorker, client: Client) -> None:
-    call = client.generate(request("r1", n=3))
-    (claim,) = await worker.claim()
-    await worker.commit(chunk(claim, 0, [10]), chunk(claim, 0, [11], choice=1, finish=STOP, used=2))
-    await worker.registry.leave(worker.info.id, worker.info.incarnation)
-    await worker.die()
-    responses, code, message = await asyncio.wait_for(failed_stream(call), 5)
-    assert (code, message) == (Code.UNAVAILABLE, "worker w0 left")
-    assert answers(responses, 3) == [[10], [11], []]
-    assert ends(responses) == [(1, 0, STOP), (0, 1, ERROR), (2, 0, ERROR)]
-    assert {each.error for each in chunks(responses) if each.finish == ERROR} == {"worker w0 left"}
-    assert responses[-1].usage.completion_tokens == 2
-
-
 async def test_the_status_of_a_failure_follows_after_all_terminal_chunks(
     worker: ScriptedWorker, client: Client
 ) -> None:

@@ -72,6 +72,8 @@ async def test_a_stream_goes_on_where_it_was(worker: ScriptedWorker, gateway: Ga
 async def test_all_is_lost_and_nobody_notices(broker_binary: Path) -> None:
     async with fleet_of_its_own(broker_binary) as (_, worker, client):
         calls = [client.generate(request(f"r{index}")) for index in range(8)]
+        for call in calls:
+            await call.initial_metadata()
         claims = await worker.claim(4)
         await worker.commit(*(chunk(claim, 0, [2]) for claim in claims))
         await worker.broker.call("FLUSHALL")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from gateway.errors import STARTING
-from kvstore.jobs import Commit
+from kvstore.jobs import Commit, Jobs
 from kvstore.registry import Load
 from octavo.v1 import fleet_pb2, inference_pb2
 from tests.integration.gateway.harness import Client, answers, collect, failed_stream, failure, request, running_gateway
@@ -54,7 +53,8 @@ async def test_the_streams_of_a_dead_worker_go_on_elsewhere_and_its_neighbours_a
         started = await doomed.claim(4)
         await doomed.commit(*(chunk(claim, 0, [10]) for claim in started))
         await heir.start()
-        kept = client.generate(request("kept", model="tiny", prompt=[9] * 40))
+        await client.get_model(inference_pb2.GetModelRequest())  # the gateway knows the other one from here on
+        kept = client.generate(request("kept"))
         (neighbour,) = await heir.claim()
         await doomed.die()
         claims = {claim.job.request_id: claim for claim in await heir.claim(8)}
@@ -136,10 +136,10 @@ async def test_a_job_waits_for_a_worker_to_come(broker: Broker) -> None:
         await doomed.die()
 
         async def nobody_is_there() -> bool:
-            return (await failure(client.generate(request("r2"))))[0] is Code.UNAVAILABLE
+            return not await doomed.registry.workers()
 
         await until(nobody_is_there, within_s=6)
-        assert (await failure(client.generate(request())))[1] == f"no live worker; {STARTING}"
+        assert (await failure(client.generate(request())))[0] is Code.UNAVAILABLE
         assert shown(gateway, "moved") == shown(gateway, "ended") == 0
         await heir.start()
         (again,) = await heir.claim()
@@ -194,3 +194,40 @@ def attach(client: Client, request_id: str, *after: int) -> grpc.aio.UnaryStream
         inference_pb2.AttachRequest(request_id=request_id, after=dict(enumerate(after)))
     )
     return call
+
+
+async def test_choices_go_on_each_from_where_it_was(broker: Broker) -> None:
+    async with pair(broker) as (leaving, heir), running_gateway(broker) as (_, _, client):
+        call = client.generate(request("r1", n=3))
+        (claim,) = await leaving.claim()
+        end = chunk(claim, 0, [20], choice=1, finish=inference_pb2.STOP, used=2)
+        await leaving.commit(chunk(claim, 0, [10]), end)
+        await heir.start()
+        await leaving.stop()
+        (again,) = await heir.claim()
+        assert (again.attempt, again.next, again.ended) == (2, (1, 1, 0), {1})
+        await heir.commit(
+            chunk(again, 0, [30], choice=2, finish=inference_pb2.STOP, used=3),
+            chunk(again, 1, [11], finish=inference_pb2.LENGTH, used=4),
+        )
+        responses = await collect(call)
+        assert answers(responses, 3) == [[10, 11], [20], [30]]
+        assert (responses[-1].usage.completion_tokens, responses[-1].usage.attempts) == (4, 2)
+
+
+async def test_a_job_does_not_wait_for_ever(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each choice that is open ends once, and the caller is told to try again."""
+    monkeypatch.setitem(
+        Jobs.__init__.__kwdefaults__, "orphan_wait_s", 0.5
+    )  # only the waiting is shorter
+    async with pair(broker) as (leaving, _), running_gateway(broker) as (gateway, _, client):
+        call = client.generate(request("r1", n=2))
+        (claim,) = await leaving.claim()
+        await leaving.commit(chunk(claim, 0, [10]))
+        await leaving.stop()
+        responses, code, message = await asyncio.wait_for(failed_stream(call), 5)
+        assert code is Code.UNAVAILABLE
+        assert message == "worker w0 left, and for 0.5 s there was no other to run it"
+        assert dict(await call.trailing_metadata())["retry-after-ms"] == "1000"
+        assert answers(responses, 2) == [[10], []]
+        assert shown(gateway, "ended") == 1
