@@ -206,3 +206,67 @@ async def test_a_worker_is_free_when_nobody_waits_for_a_first_token(
         fleet.loop.drain()
         assert not await free()
         await fleet.jobs.cancel("second")
+
+
+async def test_what_a_thief_holds_is_what_it_is_predicted_to_find(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that share the beginning of their prompts wait at a full worker; a free one has it in its cache."""
+    monkeypatch.setattr("worker.stealing.MARGIN_S", 0.0)  # a tiny model is done with them in milliseconds
+    shared = [7, *range(5, 52)]  # three blocks
+    async with two_workers(broker, broker, model_dir, tmp_path) as (full, free):
+        knows_what_it_holds(free)
+        await free.submit("warm", [*shared, 9], 1)
+        await free.ended("warm")
+        gate, step = threading.Event(), full.worker.engine.step
+
+        def gated_step() -> StepOutput:
+            assert gate.wait(20)
+            return step()
+
+        async def some_stolen() -> bool:
+            return (free.metrics.get_sample_value("octavo_stolen_total") or 0) >= 3
+
+        monkeypatch.setattr(full.worker.engine, "step", gated_step)
+        for index in range(JOBS):
+            prompt = [*shared, *prompt_of(index)]
+            await full.submit(f"r{index}", prompt, TOKENS, seed=index, prefill=len(prompt))
+        await until(some_stolen, within_s=15)
+        gate.set()
+        found = await answers(full)
+        records = [await full.jobs.get(f"r{index}") for index in range(JOBS)]
+        moved = {record.request_id: record for record in records if record is not None and record.stolen_from}
+        assert len(moved) == free.metrics.get_sample_value("octavo_stolen_total")
+        assert {(record.predicted, record.cached_tokens) for record in moved.values()} == {(48, 48)}
+        for index in range(JOBS):
+            other = full if f"r{index}" in moved else free
+            await other.submit(f"again{index}", [*shared, *prompt_of(index)], TOKENS, seed=index)
+            assert by_choice(await other.ended(f"again{index}")) == found[index]
+        await full.idle()
+        await free.idle()
+        assert await loads(full) == [Load(), Load()]
+
+
+async def test_what_comes_of_one_theft_is_known_at_the_next(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has anything of them yet: the first one that is taken is computed, in 0.8 s; others find half of it."""
+    monkeypatch.setattr("worker.intake.READ_AHEAD_S", 0.5)
+    shared = [*range(5, 65)] * 4  # 15 blocks
+    async with two_workers(broker, broker, Path("simulated:600,1"), tmp_path, most=8, dtype="auto") as (full, free):
+        knows_what_it_holds(free)
+        for index in range(12):
+            prompt = [*shared, 2 + index, *range(5, 64), *shared[60:]]
+            await full.submit(f"r{index}", prompt, 5, prefill=len(prompt))
+        records = []
+        for index in range(12):
+            await full.ended(f"r{index}")
+            records.append(await full.jobs.get(f"r{index}"))
+        moved = [record for record in records if record is not None and record.stolen_from]
+        assert len(moved) > 1
+        assert [record.predicted for record in moved] == [record.cached_tokens for record in moved]
+        assert [record.predicted for record in moved] == [0] + [240] * (len(moved) - 1)
+
+
+def knows_what_it_holds(fleet: Fleet) -> None:
+    fleet.loop._stealing._overlaps._offered = fleet.loop._held.offered
