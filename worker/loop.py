@@ -74,15 +74,12 @@ class WorkerLoop:
         self._held = Held()
         self._rates = Rates(Measured(info.prefill_tok_s, info.step_ms, info.sequence_ms))
         self._intake = Intake(broker, config.id, info.incarnation, self._journal, self._rates, info.max_running)
-        self._stealing = Stealing(broker, info, self._intake, self._rates, self._free, metrics.stolen.inc)
+        self._stealing = Stealing(
+            broker, info, self._intake, self._rates, self._free, metrics.stolen.inc, self._held.offered
+        )
+        jobs, index, life = Jobs(broker), PrefixIndex(broker), info.incarnation
         self._committer = Committer(
-            Jobs(broker),
-            PrefixIndex(broker),
-            self._held,
-            config.id,
-            info.incarnation,
-            self._settled,
-            lambda *lost: self._arrivals.roll_back(*lost),
+            jobs, index, self._held, config.id, life, self._settled, lambda *lost: self._arrivals.roll_back(*lost)
         )
         self._heartbeat = Heartbeat(
             broker,
