@@ -96,7 +96,7 @@ local function forget_evicted()
   repeat
     gone = 0
     for _, name in ipairs(redis.call('HRANDFIELD', sizes, looked_at)) do
-      if name ~= 'total' and length_of(name) == 0 then
+      if name ~= 'total' and redis.call('EXISTS', key_of(name)) == 0 then
         drop(name)
         gone = gone + 1
       end
