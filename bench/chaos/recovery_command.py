@@ -62,7 +62,8 @@ def recovery(out: Path, as_json: bool, scenarios: tuple[str, ...], **values: Any
         raise click.BadParameter("answers are over by then", param_hint="--after")
     results_folder(out)
     sizes = {name: values.pop(name) for name in ("workers", "gateways", "threads", "model", "kv_tokens")}
-    settings = FleetConfig(namespace="recovery", grace=GRACE_S, **sizes)
+    # Any worker can run all of them, so that none waits for a place while the others end.
+    settings = FleetConfig(namespace="recovery", grace=GRACE_S, max_running=values["streams"], **sizes)
     config = RecoveryConfig(scenarios=tuple(map(Scenario, scenarios)) or tuple(Scenario), **values)
     try:
         with (out / "log.txt").open("w") as log:
