@@ -84,6 +84,7 @@ async def test_a_server_that_evicts_pages_under_load(
 
         await until(pressed, within_s=120)
         assert count(fleet, "errors_total", error="BrokerError") == 0
+    await pages_broker.call("CONFIG", "SET", "maxmemory", 0)  # else it evicts while we look
     store = open_store(config, pages_broker.keys.namespace)
 
     async def mended() -> bool:
