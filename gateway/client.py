@@ -59,6 +59,7 @@ OPTIONS: Final = (
     # A gateway that stands still, or whose machine is gone, closes no connection: pings find out.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # of pings that measure the way; while one is out, no other is sent
     ("grpc.http2.max_pings_without_data", 0),
 )
 
@@ -272,9 +273,10 @@ def prepared(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRe
 
 def cut_off(error: grpc.aio.AioRpcError) -> bool:
     """Whether it tells of the way to a gateway, or of what is behind it, and not of the request."""
-    # The library's words for a connection that broke in the middle of a frame.
-    broken = ("RST_STREAM", "Stream removed")
-    return error.code() is grpc.StatusCode.UNAVAILABLE or any(word in (error.details() or "") for word in broken)
+    if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
+        # The library's words for a connection that broke in the middle of a call.
+        return any(words in (error.details() or "") for words in ("RST_STREAM", "Stream removed"))
+    return error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def retry_after(error: grpc.aio.AioRpcError) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gateway import client
 from gateway.client import Client
 from octavo.v1.inference_pb2 import CANCELLED, GenerateRequest, Sampling, Stopping, TokenIds
 from ops.answer import Answer
@@ -75,9 +76,9 @@ async def two(broker: Broker, fleet: Fleet) -> AsyncIterator[Two]:
         _, ready, _ = await first.enter_async_context(running_gateway(broker))
         async with (
             Proxy(f"tcp://{ready.grpc}") as proxy,
-            Client([proxy.url.removeprefix("redis://").removesuffix("/0"), other.grpc]) as client,
+            Client([proxy.url.removeprefix("redis://").removesuffix("/0"), other.grpc]) as both,
         ):
-            yield Two(proxy, first, client)
+            yield Two(proxy, first, both)
 
 
 @pytest.mark.usefixtures("slowly")
@@ -126,3 +127,26 @@ async def test_what_the_broker_forgot_with_all_else_is_asked_for_again(two: Two,
     answer = await two.ask(request("forgotten"), 5, forget)
     assert (answer.token_ids, answer.text) == (whole.token_ids, whole.text)
     await fleet.idle()
+
+
+@pytest.fixture
+def pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second instead of every ten."""
+    shorter = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 800, "grpc.http2.ping_timeout_ms": 800}
+    monkeypatch.setattr(client, "OPTIONS", tuple((name, shorter.get(name, value)) for name, value in client.OPTIONS))
+
+
+@pytest.mark.usefixtures("slowly")
+async def test_a_gateway_that_stands_still_is_left(pings: None, two: Two, fleet: Fleet) -> None:
+    """Its connections stay open, and nothing comes."""
+    whole = await two.ask(request("whole"))
+
+    async def hold() -> None:
+        two.proxy.hold()
+
+    answer = await two.ask(request("held"), 5, hold)
+    assert (answer.token_ids, answer.text) == (whole.token_ids, whole.text)
+    two.proxy.release()
+    await fleet.idle()
+    log = await fleet.ended("held")
+    assert [delivery.attempt for delivery in log] == [1] * TOKENS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import socket
 import subprocess
 import sys
 from contextlib import aclosing
@@ -103,6 +104,18 @@ async def test_a_gateway_that_is_not_there_is_passed_over_now_and_later() -> Non
             assert await client.cancel("other")
     assert fleet.verbs == [[], ["Generate", "Generate"]]
     assert fleet.gateways[1].cancelled == ["other"]
+
+
+async def test_what_takes_connections_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = tuple((name, 200 if name == "grpc.min_reconnect_backoff_ms" else value) for name, value in module.OPTIONS)
+    monkeypatch.setattr(module, "OPTIONS", shorter)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        first = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with running([[*HALF, *REST]]) as fleet, Client([first, *fleet.targets]) as client:
+            assert told([each async for each in client.generate(REQUEST, timeout=20)]) == WHOLE
+    assert fleet.verbs == [["Generate"]]
 
 
 async def test_cancel_asks_the_next_gateway_too() -> None:
