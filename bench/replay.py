@@ -95,7 +95,8 @@ def _chance_of_other(decision: Decision, own: Considered) -> float:
 def work_of(record: fleet_pb2.RouteRecord) -> Work:
     """The job that was placed."""
     choices = max(record.choices, 1)
-    return Work(record.prompt_tokens, round(record.answer_tokens / choices), record.mean_answer_tokens, choices)
+    answer, others = round(record.answer_tokens / choices), record.mean_answer_tokens
+    return Work(record.prompt_tokens, answer, others, choices, record.repeats_per_s)
 
 
 def candidate_of(each: fleet_pb2.Candidate) -> Candidate:

@@ -2,7 +2,8 @@
 
 ::
 
-    cost = wait      for prompts that are charged to the worker, and for a slot or blocks if all are taken
+    cost = wait      for prompts that are charged to the worker, for the steps of what runs there, and for a slot or
+                     blocks if all are taken
          + prefill   of the prompt's tokens that the worker does not have, at its own rate
          + fetch     of those that it takes from the page store, where that is faster than to compute them
          + decode    of the answer there, and by how much this job slows down the answers of all that run there
@@ -19,16 +20,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvstore.registry import READY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvstore.registry import Load
 
 NEAR: Final = 1.5
-"""Rates of workers of one kind within this factor of their median are taken for equal. They are measured beside
-whatever else the machines do. Workers that only seem to differ would get unequal shares of what saturates all of them;
-and of idle ones the best would get every prompt that nobody knows, until its cache had lost what the next ones ask
-for."""
+"""Rates of workers of one kind within this factor of their median are taken for equal, and of those beyond it only what
+is beyond counts: at no value does a little more make a worker another one. They are measured beside whatever else the
+machines do. Workers that only seem to differ would get unequal shares of what saturates all of them; of those that all
+hold a hot prefix the one that seems fast would get jobs while others are idle; and of idle ones the best would get
+every prompt that nobody knows, until its cache had lost what the next ones ask for."""
 
 LEAST_SEQUENCE: Final = 0.01
 """Of a step, what each further sequence adds to it at least. That is measured as a small difference between steps, and
@@ -38,6 +42,19 @@ STALL: Final = 0.25
 """How much of a prompt's work counts once more for each answer that runs beside it, which takes that much longer, and
 for whoever comes next. With much less, a load that nearly fills the fleet has prefixes computed that others hold, which
 fills it; with all of it, prompts that nobody knows go where few run rather than where little waits."""
+
+
+BUSY_STEPS: Final = 1.5
+"""Steps that a first token takes longer where others run: half of the one that is under way when the job comes, and the
+one in which they are decoded beside the end of its prompt."""
+
+COPIES: Final = 1.25
+"""Workers that are worth having a prefix, for each of the jobs that begin with it and are under way at the same time.
+With fewer, jobs with it find none that is idle, as arrivals come in crowds; with more, what others ask for is pushed
+out."""
+
+AHEAD_S: Final = 10.0
+"""For so long what many ask for now is taken to be asked for as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,8 @@ class Work:
     others: int
     """What an answer has on average: those that run already are taken for such."""
     choices: int = 1
+    repeats: float = 0.0
+    """Jobs a second that begin like this one, as far as the worker has it that has the most of it; 0 unless most do."""
 
 
 class Candidate(NamedTuple):
@@ -102,10 +121,12 @@ class Cost(NamedTuple):
     prefill_s: float
     fetch_s: float
     decode_s: float
+    saved_s: float = 0.0
+    """By a prefix that will be in one more place: to those who ask for it next."""
 
     @property
     def total_s(self) -> float:
-        return self.wait_s + self.prefill_s + self.fetch_s + self.decode_s
+        return self.wait_s + self.prefill_s + self.fetch_s + self.decode_s - self.saved_s
 
 
 def fetched(candidate: Candidate) -> int:
@@ -134,23 +155,47 @@ def cost(work: Work, candidate: Candidate) -> Cost:
         short = max(short, (load.sequences + work.choices) / candidate.max_running - 1)
     if candidate.kv_tokens and occupied:
         short = max(short, (occupied + computed - candidate.kv_tokens) / min(occupied, candidate.kv_tokens))
+    step_s = rates.step_s + max(0, running - 1) * rates.sequence_s
+    busy_s = BUSY_STEPS * step_s if running else 0.0
     # As long as an answer takes, all that runs now makes place once.
-    lifetime_s = work.others * (rates.step_s + max(0, running - 1) * rates.sequence_s)
+    lifetime_s = work.others * step_s
     prefill_s = computed / rates.prefill_tok_s
     own_s = work.answer * (rates.step_s + (running + work.choices - 1) * rates.sequence_s)
     others_s = running * work.choices * work.answer * rates.sequence_s + (running + 1) * STALL * prefill_s
     return Cost(
-        wait_s=load.prefill / rates.prefill_tok_s + short * lifetime_s,
+        wait_s=load.prefill / rates.prefill_tok_s + busy_s + short * lifetime_s,
         prefill_s=prefill_s,
         fetch_s=fetched(candidate) / rates.fetch_tok_s if fetched(candidate) else 0.0,
         decode_s=own_s + others_s,
     )
 
 
+def costs_of(work: Work, candidates: Sequence[Candidate]) -> list[Cost]:
+    """Of giving the job to each of the candidates.
+
+    For the job alone it is never worth computing anew what another worker holds, until that one's queue is as long. But
+    what many ask for all the time keeps its few holders busy, while others are idle: so one more place for it is worth
+    what it saves to each of those who come next, as much of it as then goes there.
+    """
+    found = [cost(work, each) for each in candidates]
+    most = max((each.held for each in candidates if each.state == READY), default=0)
+    holders = [one.total_s for one, each in zip(found, candidates, strict=True) if each.held >= most]
+    if not most or len(holders) >= COPIES * work.repeats * min(holders):
+        return found
+    least, coming = min(holders), work.repeats * AHEAD_S / (len(holders) + 1)
+    for at, each in enumerate(candidates):
+        if each.held < most:
+            as_holder = cost(work, each._replace(held=most)).total_s
+            saved_s = min(coming * (least - as_holder), found[at].total_s - as_holder)
+            found[at] = found[at]._replace(saved_s=max(saved_s, 0.0))
+    return found
+
+
 def level(kinds: Sequence[str], rates: Sequence[Rates]) -> list[Rates]:
     """The rates to reckon with, of workers of these kinds: those of one kind that are near their median become the
-    median, as does what is not measured yet; where nobody of a kind has measured, the median of all stands in, or else
-    DEFAULTS. What a sequence adds to a step is the same share of it for all of a kind."""
+    median, as does what is not measured yet, and the others are taken for nearer to it; where nobody of a kind has
+    measured, the median of all stands in, or else DEFAULTS. What a sequence adds to a step is the same share of it for
+    all of a kind."""
     everyone = _median(rates, DEFAULTS)
     of_kind: defaultdict[str, list[Rates]] = defaultdict(list)
     for kind, own in zip(kinds, rates, strict=True):
@@ -175,7 +220,7 @@ def _median(known: Sequence[Rates], default: Rates) -> Rates:
 
 def _leveled(own: Rates, middle: Rates) -> Rates:
     def near(value: float, common: float) -> float:
-        return common if value <= 0 or common / NEAR <= value <= common * NEAR else value
+        return min(max(common, value / NEAR), value * NEAR) if value > 0 else common
 
     step_s = near(own.step_s, middle.step_s)
     return Rates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import is_not
@@ -12,13 +13,14 @@ from gateway.breaker import Breaker
 from gateway.cost import Candidate, Rates, Work, cached, level
 from gateway.pending import Pending, Promises, added
 from gateway.prefixes import Index, Looks, PromptHashes, View
+from gateway.repeats import Repeats
 from gateway.router import READY, Decision, Policy, route
 from kvstore.jobs import charge
 from kvstore.registry import Load
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gateway.pages import Stored
     from gateway.pending import Charge, Promise
@@ -41,6 +43,8 @@ class Need:
     """Workers that can't take it: incarnation to reason."""
     trials: bool = True
     """Whether it may go to a worker that is on trial."""
+    repeats: float | None = None
+    """Jobs a second that begin like this one, if most do; None until that was looked up, which counts it, too."""
 
     @property
     def scored(self) -> bool:
@@ -74,6 +78,7 @@ class Placing:
         policy: Policy = Policy.PREFIX,
         pages: Stored | None = None,
         breaker: Breaker | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._looks = Looks(index, registry, pages)
         self._max_queue = max_queue
@@ -81,6 +86,8 @@ class Placing:
         self._policy = policy
         self._promises = Promises()
         self._speeds = Speeds()
+        self._repeats = Repeats()
+        self._clock = clock
         self._last: OrderedDict[str, str] = OrderedDict()
         self.pending = Pending()
         """What is decided, and may not show in Redis yet."""
@@ -103,7 +110,7 @@ class Placing:
             view = await self._looks.look(workers, need.hashes, lambda: self._promised(workers, need.hashes), begin)
             self.index = view.index
             candidates = self._candidates(need, workers, view, reading)
-            work = self._work(need)
+            work = self._work(need, self._repeated(need, workers, candidates))
             last = self._last.get(need.job.model, "")
             unable = self._unable(candidates, need)
             decision = route(candidates, work, policy=self._policy, refused=unable, rng=self._rng, last=last)
@@ -124,7 +131,16 @@ class Placing:
         """The job has output, or has ended: its worker's blocks are in the index, if anywhere. May be repeated."""
         self._promises.forget(promise)
 
-    def _work(self, need: Need) -> Work:
+    def _repeated(self, need: Need, workers: Sequence[WorkerInfo], candidates: Sequence[Candidate]) -> float:
+        """How many jobs a second begin like this one, as far as that worker has it that has the most; 0: few."""
+        if need.repeats is None and candidates:
+            held, worker = max(zip((each.held for each in candidates), workers, strict=True), key=lambda pair: pair[0])
+            blocks = held // worker.block_size
+            beginning = need.hashes.of(worker)[blocks - 1] if blocks else None
+            need.repeats = self._repeats.note(beginning, self._clock())
+        return need.repeats or 0.0
+
+    def _work(self, need: Need, repeats: float) -> Work:
         # What was said is computed anew, each choice's for itself, as is what a prompt lacks in the cache.
         choices, said, longest = max(need.job.n, 1), sum(need.said), max(need.said, default=0)
         return Work(
@@ -132,6 +148,7 @@ class Placing:
             answer=max(1, self.answers.expected(need.job) - longest),
             others=self.answers.mean(need.job.model),
             choices=choices,
+            repeats=repeats,
         )
 
     def _booked(self, need: Need, workers: Sequence[WorkerInfo], decision: Decision, index: Index) -> Booking | None:

@@ -37,6 +37,7 @@ def record_of(decision: Decision, request_id: str, index: Index, unix_ms: int) -
         chosen=next(index for index, each in enumerate(kept) if each is chosen),
         decided_unix_ms=unix_ms,
         predicted_cached_tokens=cached(work, chosen.candidate),
+        repeats_per_s=work.repeats,
     )
 
 
@@ -62,5 +63,6 @@ def _candidate(considered: Considered) -> fleet_pb2.Candidate:
         prefill_s=cost.prefill_s,
         fetch_s=cost.fetch_s,
         decode_s=cost.decode_s,
+        saved_s=cost.saved_s,
         verdict=considered.verdict,
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.cost import Candidate, Cost, Work, cost
+from gateway.cost import Candidate, Cost, Work, costs_of
 from kvstore.registry import READY
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def route(
     `refused`: incarnation to reason, for workers that can't take this job. `last`: the worker that was chosen before
     this, for round-robin.
     """
-    costs = {each.incarnation: cost(work, each) for each in candidates}
+    found = zip(candidates, costs_of(work, candidates), strict=True)
+    costs = {each.incarnation: each_cost for each, each_cost in found}
     able = [each for each in candidates if each.state == READY and each.incarnation not in refused]
     best = {each.incarnation for each in _best(able, costs, policy, last)}
     winner = rng.choice([each for each in able if each.incarnation in best]) if best else None

@@ -199,7 +199,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, route: _Optional[_Union[RouteRecord, _Mapping]] = ..., worker: _Optional[str] = ..., stolen_from: _Optional[str] = ..., state: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., started: _Optional[bool] = ..., fetched_tokens: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class RouteRecord(_message.Message):
-    __slots__ = ("request_id", "policy", "index", "prompt_tokens", "answer_tokens", "candidates", "chosen", "decided_unix_ms", "choices", "mean_answer_tokens", "predicted_cached_tokens")
+    __slots__ = ("request_id", "policy", "index", "prompt_tokens", "answer_tokens", "candidates", "chosen", "decided_unix_ms", "choices", "mean_answer_tokens", "predicted_cached_tokens", "repeats_per_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class RouteRecord(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     MEAN_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_PER_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     policy: str
     index: str
@@ -222,10 +223,11 @@ class RouteRecord(_message.Message):
     choices: int
     mean_answer_tokens: int
     predicted_cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., index: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ..., decided_unix_ms: _Optional[int] = ..., choices: _Optional[int] = ..., mean_answer_tokens: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ...) -> None: ...
+    repeats_per_s: float
+    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., index: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ..., decided_unix_ms: _Optional[int] = ..., choices: _Optional[int] = ..., mean_answer_tokens: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ..., repeats_per_s: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("worker", "incarnation", "held_tokens", "stored_tokens", "jobs", "tokens", "prefill_tokens", "prefill_tokens_per_s", "step_ms", "sequence_ms", "fetch_tokens_per_s", "max_running", "kv_tokens", "wait_s", "prefill_s", "fetch_s", "decode_s", "verdict", "used_tokens", "sequences")
+    __slots__ = ("worker", "incarnation", "held_tokens", "stored_tokens", "jobs", "tokens", "prefill_tokens", "prefill_tokens_per_s", "step_ms", "sequence_ms", "fetch_tokens_per_s", "max_running", "kv_tokens", "wait_s", "prefill_s", "fetch_s", "decode_s", "verdict", "used_tokens", "sequences", "saved_s")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +248,7 @@ class Candidate(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_S_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: str
     held_tokens: int
@@ -266,4 +269,5 @@ class Candidate(_message.Message):
     verdict: str
     used_tokens: int
     sequences: int
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., held_tokens: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., jobs: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_ms: _Optional[float] = ..., sequence_ms: _Optional[float] = ..., fetch_tokens_per_s: _Optional[float] = ..., max_running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., verdict: _Optional[str] = ..., used_tokens: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+    saved_s: float
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[str] = ..., held_tokens: _Optional[int] = ..., stored_tokens: _Optional[int] = ..., jobs: _Optional[int] = ..., tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_ms: _Optional[float] = ..., sequence_ms: _Optional[float] = ..., fetch_tokens_per_s: _Optional[float] = ..., max_running: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., fetch_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., verdict: _Optional[str] = ..., used_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., saved_s: _Optional[float] = ...) -> None: ...

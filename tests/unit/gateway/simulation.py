@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from gateway.cost import Candidate, Rates, Work, cached, level
 from gateway.pending import Promises
+from gateway.repeats import Repeats
 from gateway.router import Policy, route
 from kvstore.registry import READY, Load
 
@@ -189,7 +190,7 @@ class Outcome:
 
 
 def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Policy, *, seed: int = 0) -> Outcome:
-    rng, promises, last = random.Random(seed), Promises(), ""
+    rng, promises, repeats, last = random.Random(seed), Promises(), Repeats(), ""
     arrivals = sorted(jobs, key=lambda job: job.arrival_s)
     mean = sum(job.answer for job in arrivals) // len(arrivals)
     by_name = {each.name: each for each in workers}
@@ -220,11 +221,13 @@ def simulate(workers: Sequence[SimWorker], jobs: Iterable[SimJob], policy: Polic
         while events and events[0][0] <= job.arrival_s:
             now, _, name, begun, ended = heapq.heappop(events)
             finish_step(now, by_name[name], begun, ended)
-        work = Work(job.prompt, job.answer, mean)
         candidates = [
             each.candidate(job, max(each.held(job.blocks), promises.held(each.name, job.blocks)), job.arrival_s)
             for each in workers
         ]
+        most = max(each.held for each in candidates) // BLOCK
+        rate = repeats.note(job.blocks[most - 1] if most else None, job.arrival_s)
+        work = Work(job.prompt, job.answer, mean, repeats=rate)
         leveled = level([each.fingerprint for each in candidates], [each.rates for each in candidates])
         candidates = [each._replace(rates=rates) for each, rates in zip(candidates, leveled, strict=True)]
         decision = route(candidates, work, policy=policy, refused={}, rng=rng, last=last)

@@ -7,6 +7,7 @@ lost its sense does.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -142,6 +143,39 @@ def test_workers_that_misjudge_their_speed_are_not_flooded() -> None:
         assert fooled.throughput >= 0.98 * outcome(load, Policy.PREFIX).throughput
     counts = outcome(Load(1.5, TWICE), Policy.PREFIX, (1.33, 1, 1, 0.75)).by_worker
     assert min(counts.values()) > 40
+
+
+SEEMING = (0.64, 0.75, 0.85, 0.95, 1.0, 1.1, 1.3, 1.6)
+"""By what factors workers that are equal seem to differ, on a machine that does much else."""
+
+
+def hot_prefix(policy: Policy, workers: int, *, burst: int, jobs: int, told: tuple[float, ...] = (1.0,)) -> Outcome:
+    """Slow workers with steps of 0.1 s, of which five in six have a job at any time, all with one prefix. `burst` jobs
+    come at once, the others when all those have ended; only they count, as they are three quarters of all."""
+    assert jobs == 3 * burst
+    load = Load(rate=0.85 * workers, groups=1, answer=8, jobs=jobs)
+    later = [replace(job, arrival_s=60 + job.arrival_s) for job in arrivals(load)]
+    first = [replace(job, arrival_s=0.0) for job in later[:burst]]
+    slow = Rates(prefill_tok_s=400.0, step_s=0.1, sequence_s=0.0001)
+    fleet = [SimWorker(f"w{at}", POOL // BLOCK, slow, told=told[at % len(told)]) for at in range(workers)]
+    return simulate(fleet, first + later, policy)
+
+
+def test_a_hot_prefix_that_all_hold_goes_by_load_where_workers_misjudge_their_speed() -> None:
+    """The one that seems fast must not get jobs while others are idle."""
+    ours, theirs = (
+        hot_prefix(policy, 16, burst=160, jobs=480, told=SEEMING) for policy in (Policy.PREFIX, Policy.LEAST_LOADED)
+    )
+    assert ours.ttft_p90 <= 1.05 * theirs.ttft_p90
+    assert ours.ttft_p50 <= 1.05 * theirs.ttft_p50
+
+
+def test_a_hot_prefix_gets_into_as_many_places_as_its_load_needs() -> None:
+    """After a crowd that filled half the fleet with it, those that hold it are never idle, and the others always."""
+    ours, theirs = (hot_prefix(policy, 32, burst=64, jobs=192) for policy in (Policy.PREFIX, Policy.LEAST_LOADED))
+    assert sum(count > 0 for count in ours.by_worker.values()) > 28
+    assert ours.ttft_p50 <= 1.05 * theirs.ttft_p50
+    assert ours.ttft_p90 <= 1.05 * theirs.ttft_p90 + 0.02
 
 
 def test_a_worker_that_is_slower_gets_less() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.cost import Candidate, Rates, Work
+from gateway.cost import BUSY_STEPS, Candidate, Rates, Work
 from gateway.prefixes import Index
 from gateway.record import MOST_CANDIDATES, record_of
 from gateway.router import Policy, route
@@ -50,7 +50,7 @@ def test_a_record_has_all_that_a_decision_was_made_from_and_what_it_came_to() ->
         kv_tokens=4096,
         used_tokens=48,
         verdict="chosen",
-        wait_s=0.5,
+        wait_s=0.5 + BUSY_STEPS * 0.375,
         prefill_s=232 / 500,
         fetch_s=0.256,
         decode_s=4 * (0.25 + 3 * 0.125) + 2 * 2 * 4 * 0.125 + 3 * 0.25 * 232 / 500,

@@ -71,8 +71,8 @@ def test_the_holder_of_the_prefix_is_chosen() -> None:
 
 def test_a_holder_whose_queue_costs_more_than_computing_is_left_alone() -> None:
     """A quarter of the work more is borne with: it is not only this job's."""
-    assert chosen(candidate("a"), candidate("b", held=992, prefill=1210, jobs=1)) == "b"
-    assert chosen(candidate("a"), candidate("b", held=992, prefill=1220, jobs=1)) == "a"
+    assert chosen(candidate("a"), candidate("b", held=992, prefill=1190, jobs=1)) == "b"
+    assert chosen(candidate("a"), candidate("b", held=992, prefill=1210, jobs=1)) == "a"
 
 
 def test_a_faster_worker_wins_though_it_holds_less() -> None:
