@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from kvstore.jobs import JobState
+from kvstore.jobs import Commit, JobState
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import CANCELLED, STOP, AttachRequest
 from tests.integration.gateway.harness import (
@@ -26,6 +26,7 @@ from tests.integration.gateway.scripted import ScriptedWorker, chunk
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from gateway.server import Gateway
     from kvstore.client import Broker
 
 Code = grpc.StatusCode
@@ -69,7 +70,7 @@ async def test_a_caller_goes_on_at_another_gateway(
 async def test_choices_go_on_each_from_its_own_token_and_ends_are_told_again(
     worker: ScriptedWorker, client: Client
 ) -> None:
-    call = client.generate(request("r1", n=3))  # goes on as well
+    call = client.generate(request("r1", n=3))
     (claim,) = await worker.claim()
     await worker.commit(chunk(claim, 0, [10, 11]), chunk(claim, 0, [20], choice=1))
     await worker.commit(chunk(claim, 0, [30], choice=2), chunk(claim, 1, [21], choice=1, finish=STOP, used=5))
@@ -84,6 +85,7 @@ async def test_choices_go_on_each_from_its_own_token_and_ends_are_told_again(
     (end,) = (each for each in chunks(responses) if each.choice == 1)
     assert (end.start, end.finish, end.text) == (2, STOP, "")
     assert responses[-1].usage.completion_tokens == 7
+    assert answers(await collect(call), 3) == [[10, 11, 12], [20, 21], [30, 31]]
 
 
 async def test_who_has_all_of_an_ended_job_gets_its_end(worker: ScriptedWorker, client: Client) -> None:
@@ -114,13 +116,14 @@ async def test_who_has_more_than_the_broker_waits_until_the_job_is_there_again(
 
 
 async def test_a_cancelled_job_ends_behind_what_its_reader_has(worker: ScriptedWorker, client: Client) -> None:
-    client.generate(request("r1"))
+    call = client.generate(request("r1"))
     (claim,) = await worker.claim()
     await worker.commit(chunk(claim, 0, [10]))
     await worker.jobs.cancel("r1")
     for after, expected in ((0, [(0, 0), (1, CANCELLED)]), (1, [(1, CANCELLED)]), (5, [(5, CANCELLED)])):
         responses = await asyncio.wait_for(collect(attach(client, after={0: after})), 3)
         assert [(each.start, each.finish) for each in chunks(responses)] == expected
+    assert [each.finish for each in chunks(await collect(call))][-1] == CANCELLED
 
 
 async def test_what_can_not_be_gone_on_with(worker: ScriptedWorker, client: Client) -> None:
@@ -163,7 +166,9 @@ async def test_a_deadline_ends_a_job_that_was_gone_on_with(
 
 
 @pytest.mark.parametrize("how", ["leaves", "deadline", "leaves again"])
-async def test_nobodys_leaving_ends_a_detached_job(worker: ScriptedWorker, client: Client, how: str) -> None:
+async def test_nobodys_leaving_ends_a_detached_job(
+    worker: ScriptedWorker, gateway: Gateway, client: Client, how: str
+) -> None:
     call = client.generate(request("r1", detached=True), timeout=0.5 if how == "deadline" else None)
     (claim,) = await worker.claim()
     assert (claim.job.detached, claim.remaining_ms) == (True, None)
@@ -178,10 +183,11 @@ async def test_nobodys_leaving_ends_a_detached_job(worker: ScriptedWorker, clien
     await worker.commit(chunk(claim, 0, [10]))
 
     async def nobody_waits() -> bool:
-        return not any(task.get_name().startswith(("end ", "submit ")) for task in asyncio.all_tasks())
+        streams = gateway.metrics.registry.get_sample_value("octavo_streams")
+        return not streams and not any(task.get_name().startswith("end ") for task in asyncio.all_tasks())
 
     await until(nobody_waits, within_s=3)
-    assert await worker.commit(chunk(claim, 1, [11], finish=STOP)) != []
+    assert await worker.commit(chunk(claim, 1, [11], finish=STOP)) == [Commit.WRITTEN]
     assert await finish_of(worker, "r1") == STOP
     assert worker.ended_outside.empty()
     assert answers(await collect(attach(client, after={0: 1})), 1, {0: 1}) == [[11]]

@@ -217,9 +217,7 @@ async def test_choices_go_on_each_from_where_it_was(broker: Broker) -> None:
 
 async def test_a_job_does_not_wait_for_ever(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each choice that is open ends once, and the caller is told to try again."""
-    monkeypatch.setitem(
-        Jobs.__init__.__kwdefaults__, "orphan_wait_s", 0.5
-    )  # only the waiting is shorter
+    monkeypatch.setitem(Jobs.__init__.__kwdefaults__, "orphan_wait_s", 0.5)  # only the waiting is shorter
     async with pair(broker) as (leaving, _), running_gateway(broker) as (gateway, _, client):
         call = client.generate(request("r1", n=2))
         (claim,) = await leaving.claim()
