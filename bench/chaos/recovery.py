@@ -59,6 +59,8 @@ class Scenario(StrEnum):
     """SIGKILL to a gateway, and to a worker half a second later."""
     FREEZE = "freeze"
     """SIGSTOP, and SIGCONT when its jobs have long been elsewhere."""
+    CUT = "cut"
+    """Nothing passes between it and the broker for as long. It goes on, and what it writes arrives late."""
     ROLL = "roll"
     """SIGTERM to one worker after the other, under a steady load."""
 
@@ -117,6 +119,7 @@ def faults_of(scenario: Scenario, config: RecoveryConfig, worker: str, gateway: 
         Scenario.KILL: [Fault(0.0, Kind.WORKER_KILL, worker)],
         Scenario.PAIR: [Fault(0.0, Kind.GATEWAY_KILL, gateway), Fault(PAIR_S, Kind.WORKER_KILL, worker)],
         Scenario.FREEZE: [Fault(0.0, Kind.WORKER_FREEZE, worker, config.freeze_s)],
+        Scenario.CUT: [Fault(0.0, Kind.WORKER_CUT, worker, config.freeze_s)],
         Scenario.ROLL: [Fault(0.0, Kind.WORKERS_ROLL, WORKERS)],
     }[scenario]
 
@@ -201,8 +204,8 @@ class _Scene:
 
     async def _outcome(self, scenario: Scenario, done: _Done, requests: Mapping[str, Request]) -> Outcome:
         moved = sum(attempts(request) > 1 for request in requests.values())
-        expects_fenced = scenario is Scenario.FREEZE and moved > 0
-        refused = await self._refused(done.worker, done.fenced) if expects_fenced else 0
+        comes_back = scenario in (Scenario.FREEZE, Scenario.CUT) and moved > 0
+        refused = await self._refused(done.worker, done.fenced) if comes_back else 0
         return Outcome(
             scenario=scenario.value,
             struck=done.struck,
@@ -215,7 +218,8 @@ class _Scene:
             fenced=refused,
             findings=check(Run(requests, self._oracle), RULES),
             expects_errors=scenario is Scenario.PAIR,
-            expects_fenced=expects_fenced,
+            # One that was frozen may be told first that its jobs are elsewhere, and write nothing.
+            expects_fenced=comes_back and scenario is Scenario.CUT,
         )
 
     def _nemesis(self) -> Nemesis:

@@ -18,7 +18,7 @@ from ops.show import print_table
 
 _MORE_THAN_0 = Finite(min=0, min_open=True)
 _POSITIVE = click.IntRange(min=1)
-SCENARIOS = ("kill", "pair", "freeze", "roll")
+SCENARIOS = ("kill", "pair", "freeze", "cut", "roll")
 GRACE_S = 4.0
 """What workers that are told to leave get for their streams: less than an answer takes, so that some have to move."""
 
@@ -28,7 +28,9 @@ GRACE_S = 4.0
 @click.option("--streams", type=_POSITIVE, default=64, show_default=True, help="Half of them greedy, half seeded.")
 @click.option("--tokens", type=_POSITIVE, default=64, show_default=True, help="Of each answer.")
 @click.option("--after", type=_POSITIVE, default=5, show_default=True, help="Tokens each has when the strike comes.")
-@click.option("--freeze", "freeze_s", type=_MORE_THAN_0, default=15.0, show_default=True, help="Seconds, of `freeze`.")
+@click.option(
+    "--freeze", "freeze_s", type=_MORE_THAN_0, default=15.0, show_default=True, help="Seconds, of freeze and cut."
+)
 @click.option("--rate", type=_MORE_THAN_0, default=2.0, show_default=True, help="Requests per second, of `roll`.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same requests.")
 @click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True, help="Workers to start.")
@@ -49,10 +51,11 @@ def recovery(out: Path, as_json: bool, scenarios: tuple[str, ...], **values: Any
 
     Every request is answered once alone. Then, in each scenario, all are sent at once, and when each has some tokens a
     worker is struck. kill: it is killed. pair: a gateway is killed, and a worker half a second later. freeze: it is
-    stopped, and goes on when its streams are long elsewhere; what it then writes must be refused. roll: all workers are
-    restarted, one after the other, under a steady load. Recovery is the longest wait for a new token since then, of
-    streams that moved to another worker or had to be called for again. Exits with 1 when a token was lost, repeated or
-    differed, when anything was left behind, or when a client saw an error though no gateway was struck.
+    stopped, and goes on when its streams are long elsewhere. cut: nothing passes between it and the broker for as long,
+    and what it writes arrives late, and must be refused. roll: all workers are restarted, one after the other, under a
+    steady load. Recovery is the longest wait for a new token since then, of streams that moved to another worker or had
+    to be called for again. Exits with 1 when a token was lost, repeated or differed, when anything was left behind, or
+    when a client saw an error though no gateway was struck.
     """
     from bench.chaos.checker import NoOracle
     from bench.chaos.recovery import RecoveryConfig, Scenario, run_recovery

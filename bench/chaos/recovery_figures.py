@@ -48,7 +48,7 @@ class Outcome:
     expects_errors: bool = False
     """A gateway was struck, so that calls had to break."""
     expects_fenced: bool = False
-    """A worker that had work was frozen, and woke up."""
+    """A worker that had work wrote, while nothing of it arrived."""
 
     @property
     def passed(self) -> bool:

@@ -35,11 +35,11 @@ async def test_streams_go_on_however_their_worker_goes(tmp_path: Path) -> None:
     rows = {row["scenario"]: row for row in results["scenarios"]}
     assert list(rows) == [scenario.value for scenario in Scenario]
     assert all(row["finished"] == row["streams"] >= 16 for row in rows.values() if row["scenario"] != "roll")
-    for name in ("kill", "pair", "freeze"):
+    for name in ("kill", "pair", "freeze", "cut"):
         assert rows[name]["moved"] > 0
         # The lease, and the reaper's round behind it; a crowded machine adds seconds, not minutes.
         assert 0.5 < rows[name]["recovery_s"]["max"] < 20
-    assert rows["freeze"]["fenced"] > 0
+    assert rows["cut"]["fenced"] > 0
     assert rows["roll"]["errors"] == 0
 
 

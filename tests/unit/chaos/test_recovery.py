@@ -104,6 +104,7 @@ def test_what_strikes_whom() -> None:
         Scenario.KILL: [Fault(0.0, Kind.WORKER_KILL, "w0")],
         Scenario.PAIR: [Fault(0.0, Kind.GATEWAY_KILL, "g0"), Fault(0.5, Kind.WORKER_KILL, "w0")],
         Scenario.FREEZE: [Fault(0.0, Kind.WORKER_FREEZE, "w0", 9.0)],
+        Scenario.CUT: [Fault(0.0, Kind.WORKER_CUT, "w0", 9.0)],
         Scenario.ROLL: [Fault(0.0, Kind.WORKERS_ROLL, "workers")],
     }
 
