@@ -173,17 +173,16 @@ class Call:
         self._has_output = self._has_output or tokens > 0
         self._last = now
 
-    def routed(self, route: inference_pb2.Route, sent_to: str) -> None:
-        """The job's first output came with this route, after it was sent to this worker."""
+    def routed(self, route: inference_pb2.Route) -> None:
+        """The job's first output came with this route."""
         if self.replay:
             return
         metrics, predicted, found = self._metrics, route.predicted_cached_tokens, route.cached_tokens
         metrics.queue_seconds.observe(route.queue_ms / 1000)
         metrics.cached_tokens.inc(found)
-        if route.worker == sent_to:  # what was expected was expected there
-            metrics.predicted_tokens.inc(predicted)
-            outcome = "equal" if found == predicted else "less" if found < predicted else "more"
-            metrics.predictions.labels(outcome=outcome).inc()
+        metrics.predicted_tokens.inc(predicted)
+        outcome = "equal" if found == predicted else "less" if found < predicted else "more"
+        metrics.predictions.labels(outcome=outcome).inc()
 
     def end(self, outcome: str) -> None:
         """The call is over. `outcome`: a finish reason or a status code, in lower case."""

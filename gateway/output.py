@@ -192,7 +192,7 @@ class Output:
             response = response_of(stream.request_id, batch, sent, stream.usage if done else None)
             if response.HasField("route"):
                 self._dispatch.forget(sent)
-                call.routed(response.route, sent.worker)
+                call.routed(response.route)
                 ran_by = sent.incarnation if response.route.worker == sent.worker else ""
             call.output(most_tokens(response.chunks), stream.heard(batch[-1]))
             await context.write(response)

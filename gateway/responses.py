@@ -35,17 +35,14 @@ def seed_of(request_id: str, digest: bytes) -> int:
 def response_of(
     request_id: str, batch: list[job_pb2.Delivery], sent: Sent, usage: inference_pb2.Usage | None
 ) -> inference_pb2.GenerateResponse:
-    """One response for consecutive deliveries. `sent`: where the job was sent, for a route that does not say it, and
-    what was expected there. `usage`: of the whole job, with the last response."""
+    """One response for consecutive deliveries. `sent`: where the job was sent, for a route that does not say it.
+    `usage`: of the whole job, with the last response."""
     chunks = [delivery.chunk for delivery in batch]
     response = inference_pb2.GenerateResponse(request_id=request_id, chunks=chunks, usage=usage)
     for delivery in batch:
         if delivery.HasField("route"):
             response.route.CopyFrom(delivery.route)
             response.route.worker = delivery.route.worker or sent.worker
-            # Of the cache of another worker, which took the job from that one, nothing was expected.
-            if response.route.worker == sent.worker:
-                response.route.predicted_cached_tokens = sent.predicted
     return response
 
 

@@ -96,6 +96,8 @@ class Claim:
     """Choices that have ended: they are not to be run again."""
     cached_tokens: int = 0
     """Of the prompt, as the first delivery told; 0 before that."""
+    predicted: int = 0
+    """Tokens that it is expected to find here: by the router, or by the thief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,8 @@ def parse_positions(
 
 def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> Claim:
     """A claim from what the script read of a job. Raises ValueError when that isn't what we write."""
-    payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open, cached, *positions = answer
+    payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open, cached, *rest = answer
+    predicted, *positions = rest
     job = parse_job(payload, entry.request_id)
     past, ended = parse_positions(positions, choices, job)
     if not number(still_open, len(past)) == len(past) - len(ended) >= 1:
@@ -225,6 +228,7 @@ def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> 
         next=past,
         ended=ended,
         cached_tokens=number(cached, MOST_TOKENS),
+        predicted=number(predicted, MOST_TOKENS),
     )
 
 

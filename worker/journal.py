@@ -215,6 +215,7 @@ class Journal:
         job.cached_tokens = output.cached_tokens
         return inference_pb2.Route(
             worker=self.worker,
+            predicted_cached_tokens=job.claim.predicted,
             cached_tokens=output.cached_tokens,
             fetched_tokens=min(job.fetched_tokens, output.cached_tokens),
             queue_ms=job.claim.queued_ms,

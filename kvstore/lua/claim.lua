@@ -6,8 +6,8 @@
 --      5 bytes that a job may have beside its prompt   6 and for each token of the context   7 where that is unknown
 --      8 choices that a job may have   9.. entry ids
 -- Returns {now, then for each entry 0 (removed, or not ours) or {payload, attempt, gateway, submitted, claimed,
--- deadline or '', choices, open choices, cached tokens, then of each choice: next index, end}}, times in ms; of a job that
--- is run for the first time nothing is told of its choices. {} when another incarnation holds the lease. A payload that has
+-- deadline or '', choices, open choices, cached tokens, predicted ones, then of each choice: next index, end}}, times in ms; of
+-- a job that is run for the first time nothing is told of its choices. {} when another incarnation holds the lease. A payload that has
 -- more bytes than it may have is not read, its length stands in its place: a few jobs that somebody wrote by hand could
 -- else hold up server and worker for seconds, and the lease with them.
 --
@@ -35,7 +35,7 @@ for i = 1, #KEYS - 3 do
   local job, entry = KEYS[3 + i], ARGV[8 + i]
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'worker_incarnation', 'charge',
     'claimed_ms', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open', 'prefill', 'cached_tokens', 'fingerprint',
-    'orphaned_ms')
+    'orphaned_ms', 'predicted')
   -- Also false for a job submitted anew under the same id, which has an entry of its own.
   local live = not seen.err and (seen[1] == 'queued' or seen[1] == 'running') and seen[2] == worker and seen[3] == entry
   if not live then
@@ -67,7 +67,7 @@ for i = 1, #KEYS - 3 do
       payload = redis.call('HGET', job, 'payload')
     end
     claims[i + 1] = {payload, attempt, seen[9], seen[10], claimed, seen[11] or '', seen[12], seen[13], seen[15],
-      unpack(positions)}
+      seen[18] or '0', unpack(positions)}
   end
 end
 return claims

@@ -174,7 +174,13 @@ def chunk(
     delivery = job_pb2.Delivery(request_id=claim.job.request_id, attempt=claim.attempt, chunk=body, failure=failure)
     if start == choice == 0:
         delivery.route.CopyFrom(
-            inference_pb2.Route(worker="w0", cached_tokens=1, queue_ms=claim.queued_ms, prefill_ms=7)
+            inference_pb2.Route(
+                worker="w0",
+                predicted_cached_tokens=claim.predicted,
+                cached_tokens=1,
+                queue_ms=claim.queued_ms,
+                prefill_ms=7,
+            )
         )
     if finish:
         total = start + len(token_ids) if used is None else used

@@ -112,7 +112,7 @@ async def test_predictions_that_did_not_come_true_are_counted(broker: Broker, fo
 
 async def test_a_burst_of_equal_prompts_goes_where_the_first_went(broker: Broker) -> None:
     """Nobody holds the prefix yet, but who got the first will."""
-    workers = [ScriptedWorker(broker, f"w{index}", prefill_tok_s=100.0, sequence_ms=0.01) for index in range(4)]
+    workers = [ScriptedWorker(broker, f"w{index}", prefill_tok_s=1000.0, sequence_ms=0.01) for index in range(4)]
     async with fleet(broker, *workers) as client:
         prompts = [[*range(2, 290), 2 + index] for index in range(6)]
         calls = []

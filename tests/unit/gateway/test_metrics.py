@@ -52,7 +52,7 @@ def test_a_response_is_relayed_from_when_its_delivery_was_heard(clock: SimpleNam
 def test_what_was_expected_in_a_cache_and_what_was_there(found: int, outcome: str) -> None:
     metrics = Metrics()
     call = Call(metrics)
-    call.routed(Route(worker="w0", predicted_cached_tokens=64, cached_tokens=found, queue_ms=2500), "w0")
+    call.routed(Route(worker="w0", predicted_cached_tokens=64, cached_tokens=found, queue_ms=2500))
     shown = metrics.registry.get_sample_value
     outcomes = {each: shown("octavo_predictions_total", {"outcome": each}) for each in ("equal", "less", "more")}
     assert outcomes == {"equal": 0, "less": 0, "more": 0, outcome: 1}
@@ -61,19 +61,16 @@ def test_what_was_expected_in_a_cache_and_what_was_there(found: int, outcome: st
     assert shown("octavo_queue_seconds_sum") == 2.5
 
 
-def test_what_was_expected_elsewhere_was_no_prediction() -> None:
-    """The job was taken by another worker, or this call only attached to it."""
+def test_who_attaches_counts_nothing_twice() -> None:
     metrics = Metrics()
-    route = Route(worker="w1", predicted_cached_tokens=64, cached_tokens=16, queue_ms=1)
-    Call(metrics).routed(route, "w0")
     attached = Call(metrics)
     attached.replay = True
-    attached.routed(route, "w1")
+    attached.routed(Route(worker="w1", predicted_cached_tokens=64, cached_tokens=16, queue_ms=1))
     shown = metrics.registry.get_sample_value
     assert shown("octavo_predicted_cached_tokens_total") == 0
     assert [shown("octavo_predictions_total", {"outcome": each}) for each in ("equal", "less", "more")] == [0, 0, 0]
-    assert shown("octavo_cached_tokens_total") == 16
-    assert shown("octavo_queue_seconds_count") == 1
+    assert shown("octavo_cached_tokens_total") == 0
+    assert shown("octavo_queue_seconds_count") == 0
 
 
 @pytest.mark.parametrize("state", Index)

@@ -148,13 +148,14 @@ ENTRY = Entry("1-0", "r")
 def answer(n: int, still_open: bytes, *positions: bytes | None) -> list[bytes | int | None]:
     """What claim.lua tells of a job with n choices."""
     payload = job_pb2.Job(request_id="r", prompt_token_ids=[1], n=n).SerializeToString()
-    return [payload, 2, b"g", b"1000", 1500, b"", str(max(n, 1)).encode(), still_open, b"16", *positions]
+    return [payload, 2, b"g", b"1000", 1500, b"", str(max(n, 1)).encode(), still_open, b"16", b"32", *positions]
 
 
 def test_a_claim_tells_where_each_choice_goes_on() -> None:
     claim = parse_claim(ENTRY, answer(3, b"2", b"7", None, None, None, b"0", b"1"), now_ms=2000)
     assert (claim.attempt, claim.queued_ms, claim.remaining_ms, claim.gateway) == (2, 500, None, "g")
     assert (claim.next, claim.ended, claim.cached_tokens) == ((7, 0, 0), frozenset({2}), 16)
+    assert claim.predicted == 32
     first = parse_claim(ENTRY, answer(0, b"1"), now_ms=2000)
     assert (first.next, first.ended) == ((0,), frozenset())
 
