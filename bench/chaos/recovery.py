@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from bench.chaos.checker import FENCED, check, oracle_of
 from bench.chaos.driver import Driver, Habits
@@ -86,8 +86,8 @@ class RecoveryConfig:
 class Milestone(Recorder):
     """A recorder that says when so many requests have so many tokens each."""
 
-    def __init__(self, requests: int, tokens: int) -> None:
-        super().__init__()
+    def __init__(self, requests: int, tokens: int, out: TextIO | None = None) -> None:
+        super().__init__(out)
         self.reached = asyncio.Event()
         self._requests, self._tokens = requests, tokens
         self._counts: Counter[str] = Counter()
@@ -127,8 +127,9 @@ def faults_of(scenario: Scenario, config: RecoveryConfig, worker: str, gateway: 
 async def run_recovery(
     config: RecoveryConfig, settings: FleetConfig, folder: Path, note: Callable[[str], None], sink: LineSink
 ) -> dict[str, Any]:
-    """``folder`` gets the broker's data. What is printed as JSON. Raises ChildFailed and KvError when the fleet does
-    not start, NoOracle when it does not serve without faults, TimeoutError when it does not come back."""
+    """``folder`` gets the broker's data and a history for each scenario. What is printed as JSON. Raises ChildFailed and
+    KvError when the fleet does not start, NoOracle when it does not serve without faults, TimeoutError when it does not
+    come back."""
     machine = describe_machine()
     server = Server(folder / "broker")
     await server.start(empty=True)  # an earlier run may have used the folder
@@ -137,7 +138,10 @@ async def run_recovery(
             asked = streams_of(config)
             oracle = await _alone(config, fleet, asked, note)
             watch = Watch(fleet.endpoints)
-            outcomes = [await _Scene(config, fleet, oracle, note).play(each, asked) for each in config.scenarios]
+            scene, outcomes = _Scene(config, fleet, oracle, note), []
+            for each in config.scenarios:
+                with (folder / f"{each.value}.jsonl").open("w") as out:
+                    outcomes.append(await scene.play(each, asked, out))
             await watch.look()
             left = await evidence(fleet, Recorder(), oracle, watch)
     finally:
@@ -187,11 +191,11 @@ class _Scene:
     ) -> None:
         self._config, self._fleet, self._oracle, self._note = config, fleet, oracle, note
 
-    async def play(self, scenario: Scenario, asked: Sequence[Payload]) -> Outcome:
-        """From all quiet to all quiet."""
+    async def play(self, scenario: Scenario, asked: Sequence[Payload], out: TextIO) -> Outcome:
+        """From all quiet to all quiet. ``out`` gets the history."""
         config, fleet = self._config, self._fleet
         await fleet.until_served()
-        recorder = Milestone(len(asked), config.after)
+        recorder = Milestone(len(asked), config.after, out)
         habits = Habits(deadline_s=config.deadline_s)
         async with Driver(fleet.targets, recorder, seed=config.seed, habits=habits, prefix=f"{scenario}-") as driver:
             if scenario is Scenario.ROLL:
