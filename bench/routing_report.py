@@ -74,9 +74,9 @@ def markdown(results: Mapping[str, Any]) -> str:
         "time it had waited. `> x`: the figure lies among those, and is more than that; `-`: nothing was answered. "
         "Tokens/s are of prompts whose first token came, and of answers, while the run counted. *Hits*: share of the "
         "prompts' tokens that was found in a cache; *predicted = found*: share of the requests of which as much was "
-        "found as was expected by the gateway, or by the worker that took the job. *Stolen*: share of all that was sent "
-        "that a free worker took from the one that it was routed to. *Busiest*: share of the requests that "
-        "went to one worker. *Lag*: how late the client sent.",
+        "found as was expected by the gateway, or by the worker that took the job. *Stolen*: share of all that was "
+        "sent that a free worker took from the one that it was routed to. *Busiest*: share of the requests that went "
+        "to one worker. *Lag*: how late the client sent.",
         "",
     ]
     if not results["complete"]:

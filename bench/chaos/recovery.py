@@ -14,7 +14,6 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from bench.chaos.checker import FENCED, check, oracle_of
@@ -25,10 +24,10 @@ from bench.chaos.history import Came, Recorder, gather
 from bench.chaos.nemesis import Nemesis
 from bench.chaos.recovery_figures import Outcome, attempts, errors, finished, recoveries
 from bench.chaos.run import Watch, evidence
-from bench.chaos.schedule import WORKERS, Fault, Kind
+from bench.chaos.scenarios import RecoveryConfig, Scenario, faults_of, streams_of
+from bench.chaos.schedule import WORKERS
 from bench.chaos.server import Server
 from bench.chaos.snapshot import scrape
-from bench.chaos.traffic import Payload, payloads
 from bench.chaos.waiting import until
 from bench.machine import describe_machine
 from kvstore.jobs import Jobs
@@ -40,47 +39,13 @@ if TYPE_CHECKING:
     from bench.chaos.evidence import Answer
     from bench.chaos.findings import Finding
     from bench.chaos.history import Event, Request
+    from bench.chaos.traffic import Payload
     from ops.child import LineSink
     from ops.config import FleetConfig
 
 RULES: Final = Rules(ample_deadlines=True)
-PAIR_S: Final = 0.5
-"""Between a gateway's death and a worker's."""
 FENCED_S: Final = 10.0
 """For so long a worker that woke up is asked whether its late writes were refused."""
-
-
-class Scenario(StrEnum):
-    """How a worker goes."""
-
-    KILL = "kill"
-    """SIGKILL."""
-    PAIR = "pair"
-    """SIGKILL to a gateway, and to a worker half a second later."""
-    FREEZE = "freeze"
-    """SIGSTOP, and SIGCONT when its jobs have long been elsewhere."""
-    CUT = "cut"
-    """Nothing passes between it and the broker for as long. It goes on, and what it writes arrives late."""
-    ROLL = "roll"
-    """SIGTERM to one worker after the other, under a steady load."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryConfig:
-    """One run. Times in seconds."""
-
-    scenarios: tuple[Scenario, ...] = tuple(Scenario)
-    streams: int = 64
-    """Half of them greedy, half seeded."""
-    tokens: int = 64
-    """Of each answer."""
-    after: int = 5
-    """Tokens that each stream has when its worker is struck."""
-    freeze_s: float = 15.0
-    rate: float = 2.0
-    """Requests per second of the steady load."""
-    deadline_s: float = 240.0
-    seed: int = 0
 
 
 class Milestone(Recorder):
@@ -103,32 +68,11 @@ class Milestone(Recorder):
                 self.reached.set()
 
 
-def streams_of(config: RecoveryConfig) -> list[Payload]:
-    """Payloads of one choice that all have the same number of tokens, so that none has ended when the strike comes."""
-    made = payloads(config.seed, config.streams, tokens=(config.tokens, config.tokens))
-    for payload in made:
-        payload.request.n = 1
-        payload.request.stopping.ignore_eos = True
-        payload.request.stopping.ClearField("stop")
-    return made
-
-
-def faults_of(scenario: Scenario, config: RecoveryConfig, worker: str, gateway: str) -> list[Fault]:
-    """What strikes whom, from the moment on that the streams have their tokens."""
-    return {
-        Scenario.KILL: [Fault(0.0, Kind.WORKER_KILL, worker)],
-        Scenario.PAIR: [Fault(0.0, Kind.GATEWAY_KILL, gateway), Fault(PAIR_S, Kind.WORKER_KILL, worker)],
-        Scenario.FREEZE: [Fault(0.0, Kind.WORKER_FREEZE, worker, config.freeze_s)],
-        Scenario.CUT: [Fault(0.0, Kind.WORKER_CUT, worker, config.freeze_s)],
-        Scenario.ROLL: [Fault(0.0, Kind.WORKERS_ROLL, WORKERS)],
-    }[scenario]
-
-
 async def run_recovery(
     config: RecoveryConfig, settings: FleetConfig, folder: Path, note: Callable[[str], None], sink: LineSink
 ) -> dict[str, Any]:
-    """``folder`` gets the broker's data and a history for each scenario. What is printed as JSON. Raises ChildFailed and
-    KvError when the fleet does not start, NoOracle when it does not serve without faults, TimeoutError when it does not
+    """``folder`` gets the broker's data and a history for each scenario. What is printed as JSON. Raises ChildFailed
+    and KvError when the fleet does not start, NoOracle when it does not serve without faults, TimeoutError when it does not
     come back."""
     machine = describe_machine()
     server = Server(folder / "broker")

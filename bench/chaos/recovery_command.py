@@ -58,8 +58,9 @@ def recovery(out: Path, as_json: bool, scenarios: tuple[str, ...], **values: Any
     when a client saw an error though no gateway was struck.
     """
     from bench.chaos.checker import NoOracle
-    from bench.chaos.recovery import RecoveryConfig, Scenario, run_recovery
+    from bench.chaos.recovery import run_recovery
     from bench.chaos.recovery_figures import COLUMNS
+    from bench.chaos.scenarios import RecoveryConfig, Scenario
 
     if values["after"] >= values["tokens"]:
         raise click.BadParameter("answers are over by then", param_hint="--after")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.chaos.durability import MODES, DurabilityConfig, file_bytes, run_durability, write_down
-from bench.chaos.recovery import RecoveryConfig, Scenario, run_recovery
+from bench.chaos.recovery import run_recovery
+from bench.chaos.scenarios import RecoveryConfig, Scenario
 from bench.workload import Lengths, Workload
 from kvstore.embedded import find_server
 from ops.config import FleetConfig

@@ -8,8 +8,9 @@ import pytest
 
 from bench.chaos.findings import Finding
 from bench.chaos.history import GENERATE, Call, Called, Came, Ended, Invoked, Request, Used
-from bench.chaos.recovery import Milestone, RecoveryConfig, Scenario, faults_of, streams_of, told
+from bench.chaos.recovery import Milestone, told
 from bench.chaos.recovery_figures import COLUMNS, Outcome, attempts, errors, finished, recoveries, recovery_s
+from bench.chaos.scenarios import RecoveryConfig, Scenario, faults_of, streams_of
 from bench.chaos.schedule import Fault, Kind
 from bench.chaos.traffic import GREEDY, SEEDED
 
