@@ -71,9 +71,13 @@ class Milestone(Recorder):
 async def run_recovery(
     config: RecoveryConfig, settings: FleetConfig, folder: Path, note: Callable[[str], None], sink: LineSink
 ) -> dict[str, Any]:
-    """``folder`` gets the broker's data and a history for each scenario. What is printed as JSON. Raises ChildFailed
-    and KvError when the fleet does not start, NoOracle when it does not serve without faults, TimeoutError when it does not
-    come back."""
+    """``folder`` gets the broker's data and a history for each scenario. What is printed as JSON.
+
+    Raises:
+        ChildFailed, KvError: the fleet does not start.
+        NoOracle: it does not serve without faults.
+        TimeoutError: it does not come back.
+    """
     machine = describe_machine()
     server = Server(folder / "broker")
     await server.start(empty=True)  # an earlier run may have used the folder
