@@ -78,7 +78,7 @@ class Metrics:
         for outcome in OUTCOMES:
             self.predictions.labels(outcome=outcome)
         self.rehomed = Counter(
-            "octavo_gateway_rehomed",
+            "octavo_rehomed",
             "Jobs of workers that were gone, by what this gateway did: moved them to another worker, ended them as"
             " there was none, or as too many had died of them, or found them stale: done by somebody else.",
             ("outcome",),
@@ -87,7 +87,7 @@ class Metrics:
         for fate in FATES:
             self.rehomed.labels(outcome=fate.value)
         self.resubmitted = Counter(
-            "octavo_gateway_resubmitted", "Submissions of jobs that the broker had lost.", registry=self.registry
+            "octavo_resubmitted", "Submissions of jobs that the broker had lost.", registry=self.registry
         )
         self.streams = Gauge("octavo_streams", "Generate calls that are open.", registry=self.registry)
         self.parts = Parts(*CALL_PARTS)
@@ -227,7 +227,7 @@ class _OpenCircuits(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
-            "octavo_gateway_open_circuits", "Workers that get no jobs, or one at a time, because their last failed."
+            "octavo_open_circuits", "Workers that get no jobs, or one at a time, because their last failed."
         )
         family.add_metric((), self._number())
         return (family,)

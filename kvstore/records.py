@@ -109,6 +109,9 @@ class JobRecord:
     attempt: int
     owner: str
     """Incarnation that claimed it; empty while queued."""
+    entry: str
+    """Its place in the worker's stream: with the attempt it tells one life of a request id from another, as a job that was
+    lost and submitted again begins with attempt 1 anew."""
     worker: str
     worker_incarnation: str
     gateway: str
@@ -141,7 +144,7 @@ class JobRecord:
 
 
 RECORD_FIELDS = (
-    *("state", "attempt", "owner", "worker", "worker_incarnation", "gateway"),
+    *("state", "attempt", "owner", "entry", "worker", "worker_incarnation", "gateway"),
     *("prompt_tokens", "predicted", "cached_tokens", "stolen_from"),
     *("fetched_tokens", "fingerprint", "deaths", "detached"),
     *("submitted_ms", "deadline_ms", "finish", "choices"),
@@ -235,7 +238,7 @@ def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> 
 def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
     if not isinstance(stored, list) or stored[0] is None:
         return None
-    state, attempt, owner, worker, worker_incarnation, gateway, *numbers = stored
+    state, attempt, owner, entry, worker, worker_incarnation, gateway, *numbers = stored
     prompt_tokens, predicted, cached_tokens, stolen_from, *numbers = numbers
     fetched_tokens, fingerprint, deaths, detached, *numbers = numbers
     submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
@@ -247,6 +250,7 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         state=JobState(state.decode()),
         attempt=int(attempt),
         owner=owner.decode(),
+        entry=entry.decode(),
         worker=worker.decode(),
         worker_incarnation=worker_incarnation.decode(),
         gateway=gateway.decode(),

@@ -59,6 +59,10 @@ class Intake:
         self._claims: list[Claim] = []
         self._over: dict[str, str] = {}
         """Claims of jobs that were ended or moved elsewhere: their entries, with the request ids."""
+        self._refused: asyncio.Queue[Claim] = asyncio.Queue()
+        """Claims of jobs, a write of which was refused, that nobody has looked into yet."""
+        self._doubted: set[str] = set()
+        """Their entries, and that of the one that is looked into: each is asked for once, however many are refused."""
         self._rung: dict[str, float] = {}
         self._leaving = False
         self._room = asyncio.Event()
@@ -99,11 +103,21 @@ class Intake:
         return [claim for claim in claims if claim.entry_id not in over], lost
 
     def drop(self, request_id: str, attempt: int) -> None:
-        """A job that runs here, a write of which was refused: this attempt at it is not ours any more. A later one may
-        be, or one of a job that was submitted anew: those are left alone."""
+        """A job's write was refused. What runs here under its id is mostly that attempt, and over; but it may be of a job
+        that the broker had lost, and that was submitted anew: ``judge`` finds out."""
         job = self._journal.running.get(request_id)
-        if job is not None and job.claim.attempt <= attempt:
-            self._end(job.claim)
+        if job is not None and job.claim.attempt <= attempt and job.claim.entry_id not in self._doubted:
+            self._doubted.add(job.claim.entry_id)
+            self._refused.put_nowait(job.claim)
+
+    async def judge(self) -> None:
+        """Ends what runs here though its writes are refused. Never returns."""
+        while True:
+            claim = await self._refused.get()
+            if await self._look(claim):
+                self._end(claim)
+            self._doubted.discard(claim.entry_id)
+            self._refused.task_done()
 
     def _end(self, claim: Claim) -> None:
         self._over[claim.entry_id] = claim.job.request_id
@@ -174,8 +188,8 @@ class Intake:
                 self._rung[request_id] = time.monotonic()
                 held = [claim for claim in held if claim.job.request_id == request_id]
             for claim in held:
-                # A first attempt can't have been moved here from here; of another the word may be an old one.
-                if (claim.attempt == 1 and payload is not RECONNECTED) or await self._look(claim):
+                # The word may be an old one: of a job that has come back since, or of another life of its id.
+                if await self._look(claim):
                     self._end(claim)
 
     async def _look(self, claim: Claim) -> bool:
@@ -196,4 +210,4 @@ class Intake:
         job = await self._jobs.get(claim.job.request_id)
         if job is None or job.state is JobState.ENDED:
             return True
-        return (job.owner, job.attempt) != (self._incarnation, claim.attempt)
+        return (job.owner, job.entry, job.attempt) != (self._incarnation, claim.entry_id, claim.attempt)

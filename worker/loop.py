@@ -128,6 +128,7 @@ class WorkerLoop:
             "audit": self._heartbeat.audit(),
             "intake": self._intake.read(),
             "doorbell": self._intake.listen(),
+            "refused": self._intake.judge(),
             "watch": self._watch(),
         }
         if self._config.steal:

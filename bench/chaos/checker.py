@@ -116,8 +116,8 @@ _OF: Mapping[str, frozenset[tuple[str, str]]] = {
 }
 
 
-REHOMED: Final = 'octavo_gateway_rehomed_total{outcome="moved"}'
-RESUBMITTED: Final = "octavo_gateway_resubmitted_total"
+REHOMED: Final = 'octavo_rehomed_total{outcome="moved"}'
+RESUBMITTED: Final = "octavo_resubmitted_total"
 FENCED: Final = "octavo_fenced_total"
 
 

@@ -39,9 +39,9 @@ async def test_five_failures_in_a_row_keep_a_worker_from_jobs(
     await answered(worker, client)
     for _ in range(4):
         await fail(worker, client)
-    assert shown("octavo_gateway_open_circuits") == 0
+    assert shown("octavo_open_circuits") == 0
     await fail(worker, client)
-    assert shown("octavo_gateway_open_circuits") == 1
+    assert shown("octavo_open_circuits") == 1
     # Alone it goes on getting them, and a success closes the circuit.
     await fail(worker, client)
     other = ScriptedWorker(broker, "w1")
@@ -49,8 +49,8 @@ async def test_five_failures_in_a_row_keep_a_worker_from_jobs(
     await client.get_model(inference_pb2.GetModelRequest())  # the gateway knows it from here on
     for _ in range(4):
         await answered(other, client)
-    assert shown("octavo_gateway_open_circuits") == 1
+    assert shown("octavo_open_circuits") == 1
     await other.stop()
     await client.get_model(inference_pb2.GetModelRequest())
     await answered(worker, client)
-    assert shown("octavo_gateway_open_circuits") == 0
+    assert shown("octavo_open_circuits") == 0

@@ -45,7 +45,7 @@ async def lose(worker: ScriptedWorker, request_id: str) -> None:
 
 
 def resubmitted(gateway: Gateway) -> float | None:
-    return gateway.metrics.registry.get_sample_value("octavo_gateway_resubmitted_total")
+    return gateway.metrics.registry.get_sample_value("octavo_resubmitted_total")
 
 
 async def test_a_stream_goes_on_where_it_was(worker: ScriptedWorker, gateway: Gateway, client: Client) -> None:

@@ -43,7 +43,7 @@ async def loads(worker: ScriptedWorker) -> Load:
 
 
 def shown(gateway: Gateway, outcome: str) -> float | None:
-    return gateway.metrics.registry.get_sample_value("octavo_gateway_rehomed_total", {"outcome": outcome})
+    return gateway.metrics.registry.get_sample_value("octavo_rehomed_total", {"outcome": outcome})
 
 
 async def test_the_streams_of_a_dead_worker_go_on_elsewhere_and_its_neighbours_as_before(broker: Broker) -> None:

@@ -260,10 +260,10 @@ def test_figures() -> None:
         "wrong": Request(Invoked("wrong", 1.0, "d", "greedy"), [call(0, (0, (7, 7, 9), "abc", "STOP"))]),
         "bad": Request(Invoked("bad", 1.0, "x", "greedy", role=BAD, expect="NOT_FOUND"), [call(0, status="NOT_FOUND")]),
     }
-    moved = 'octavo_gateway_rehomed_total{outcome="moved"}'
+    moved = 'octavo_rehomed_total{outcome="moved"}'
     pages = {
-        "g0/1": (Scrape(counters={moved: 1.0}), Scrape(counters={moved: 2.0, "octavo_gateway_resubmitted_total": 1.0})),
-        "g1/2": (Scrape(counters={moved: 3.0, 'octavo_gateway_rehomed_total{outcome="stale"}': 9.0}),),
+        "g0/1": (Scrape(counters={moved: 1.0}), Scrape(counters={moved: 2.0, "octavo_resubmitted_total": 1.0})),
+        "g1/2": (Scrape(counters={moved: 3.0, 'octavo_rehomed_total{outcome="stale"}': 9.0}),),
         "w0/3": (Scrape(counters={"octavo_fenced_total": 4.0}),),
     }
     run = Run(requests, {"d": RIGHT}, scrapes=pages)

@@ -100,8 +100,8 @@ def test_what_became_of_orphans_and_who_is_kept_from_jobs() -> None:
     for outcome, number in ((Rehomed.MOVED, 3), (Rehomed.MOVED, 1), (Rehomed.DEAD, 1), (Rehomed.WAITING, 9)):
         metrics.count_rehomed(outcome, number)
     shown = metrics.registry.get_sample_value
-    outcomes = {each.value: shown("octavo_gateway_rehomed_total", {"outcome": each.value}) for each in Rehomed}
+    outcomes = {each.value: shown("octavo_rehomed_total", {"outcome": each.value}) for each in Rehomed}
     # One that waits would be counted four times a second.
     assert outcomes == {"moved": 4, "ended": 0, "dead": 1, "stale": 0, "waiting": None}
-    assert shown("octavo_gateway_open_circuits") == 2
-    assert shown("octavo_gateway_resubmitted_total") == 0
+    assert shown("octavo_open_circuits") == 2
+    assert shown("octavo_resubmitted_total") == 0
