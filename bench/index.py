@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.index_broker import delivery, listening, read
+from bench.index_decision import Decisions
 from bench.index_figures import Part, part
 from bench.machine import describe_machine
 from kvstore.block_hash import chain, root
@@ -134,6 +135,15 @@ class Bench:
             await self._submit(f"decided-{turn}", worker, self._tokens, self._record(seen))
 
         return await self._timed("match and submit", once, self._config.calls)
+
+    async def placements(self) -> Part:
+        """The same as a gateway does it: it hashes the prompt, and weighs all workers, too."""
+        decisions = Decisions(self._jobs, self._registry, self._index, seed=self._config.seed)
+
+        async def once(turn: int) -> None:
+            await decisions.decide(f"placed-{turn}", self.workers, self._tokens)
+
+        return await self._timed("a gateway's decision", once, self._config.calls)
 
     async def submissions(self) -> Part:
         """Submit alone."""
@@ -257,7 +267,7 @@ async def run_index(config: IndexConfig, note: Callable[[str], None]) -> dict[st
             await bench.populate()
             note(f"{config.workers} workers, prompts of {config.blocks} blocks")
             parts = [await bench.hashing(), *await bench.matches(), await bench.submissions(), await bench.decisions()]
-            parts += [await bench.commits(index=False), await bench.commits(index=True)]
+            parts += [await bench.placements(), await bench.commits(index=False), await bench.commits(index=True)]
         finally:
             await broker.close()
     version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"

@@ -26,6 +26,7 @@ async def test_every_part_is_measured(broker_binary: Path) -> None:
         "match: each holds another part",
         "submit",
         "match and submit",
+        "a gateway's decision",
         "commit of 3 tokens",
         "commit of 3 tokens, 4 blocks in and out",
     ]

@@ -47,7 +47,7 @@ def test_lines_of_the_table() -> None:
 
 def test_aims_are_told_reached_or_not() -> None:
     parts = [
-        told("match and submit", script_us=1000.0, p50_ms=2.1),
+        told("a gateway's decision", script_us=1000.0, p50_ms=2.1),
         told("commit", tokens_per_cpu_s=150_000.0),
         told("commit with blocks", tokens_per_cpu_s=99_999.4),
     ]
@@ -58,7 +58,7 @@ def test_aims_are_told_reached_or_not() -> None:
     assert told_aims({**AIM_LOAD, "parts": parts}) == (
         f"{load}"
         "a decision in scripts: 1000 us, aim at most 1000 us: reached\n"
-        "a decision at its client, p50: 2.10 ms, aim at most 2 ms: missed\n"
+        "a decision at its gateway, p50: 2.10 ms, aim at most 2 ms: missed\n"
         "tokens/s per core: 99,999, aim at least 100,000: missed"
     )
     assert told_aims({**AIM_LOAD, "workers": 3, "parts": parts}) == (
@@ -66,7 +66,7 @@ def test_aims_are_told_reached_or_not() -> None:
         "This was another load, of which they say nothing: 3 workers with 2048 blocks each beside the prompt's, "
         "prompts of 8192 tokens in 512 blocks, steps of 32 tokens.\n"
         "a decision in scripts: 1000 us, aim at most 1000 us\n"
-        "a decision at its client, p50: 2.10 ms, aim at most 2 ms\n"
+        "a decision at its gateway, p50: 2.10 ms, aim at most 2 ms\n"
         "tokens/s per core: 99,999, aim at least 100,000"
     )
 
@@ -101,7 +101,7 @@ def test_a_server_that_is_none_is_told_in_a_line(tmp_path: Any) -> None:
 
 def test_json_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     async def measured(config: IndexConfig, note: Any) -> dict[str, Any]:
-        parts = [told("match and submit"), told("c", tokens_per_cpu_s=1.0)]
+        parts = [told("a gateway's decision"), told("c", tokens_per_cpu_s=1.0)]
         return {**AIM_LOAD, "workers": config.workers, "parts": parts}
 
     monkeypatch.setattr("bench.index.run_index", measured)
