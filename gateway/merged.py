@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 
 from octavo.v1 import inference_pb2
 
@@ -14,7 +15,8 @@ class BrokenStream(Exception):  # noqa: N818 - it says what happened
 class Merged:
     """What several calls for one job have brought, as if it had been one call.
 
-    A call that replays begins at the first token of each choice, another one at those that are missing.
+    A call that replays begins at the first token of each choice, another one at those that are missing. Each token that
+    is replayed is compared with the one that came before: a job that was run anew may have given other bits.
     """
 
     def __init__(self, n: int) -> None:
@@ -23,6 +25,8 @@ class Merged:
         self.failed = False
         """Some choice has ended with ERROR."""
         self._n = n
+        self._told: defaultdict[int, array[int]] = defaultdict(lambda: array("I"))
+        """By choice: its tokens, as they came first."""
         self._chars: Counter[int] = Counter()
         self._ended: set[int] = set()
         self._routed = False
@@ -77,6 +81,7 @@ class Merged:
             del new.token_ids[:known]
             del new.logprobs[:known]
             del new.prompt_logprobs[:]
+        self._told[choice].extend(new.token_ids)
         self.have[choice] += tokens
         self._chars[choice] += chars
         if chunk.finish:
@@ -92,6 +97,11 @@ class Merged:
             raise BrokenStream(f"choice {choice}: a chunk after the terminal one")
         if chunk.token_ids and chunk.start != following:
             raise BrokenStream(f"choice {choice}: a chunk starts at {chunk.start}, expected {following}")
+        told = self._told[choice][following : following + len(chunk.token_ids)]
+        for index, (had, now) in enumerate(zip(told, chunk.token_ids, strict=False), following):
+            if had != now:
+                another = "the job was run anew and gave another answer"
+                raise BrokenStream(f"choice {choice}: token {index} is {now} and was {had} before: {another}")
         if chunk.finish:
             self._ended_here.add(choice)
             whole = chunk.finish in (inference_pb2.STOP, inference_pb2.LENGTH)

@@ -48,7 +48,12 @@ class Die:
     """Ends the gateway at once, as a killed process does: without a status."""
 
 
-Act = GenerateResponse | Fail | Accept | Hang | Die
+@dataclass(frozen=True)
+class UntilCancelled:
+    """Says nothing more until some job is cancelled here."""
+
+
+Act = GenerateResponse | Fail | Accept | Hang | Die | UntilCancelled
 
 
 @dataclass
@@ -69,6 +74,7 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         self.hanging = asyncio.Event()
         self.left = asyncio.Event()
         """The caller of a call that hung is gone."""
+        self.cancelling = asyncio.Event()
         self.port = 0
         self._script = deque(script)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -108,6 +114,7 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, _context: Context
     ) -> inference_pb2.CancelResponse:
         self.cancelled.append(request.request_id)
+        self.cancelling.set()
         return inference_pb2.CancelResponse(cancelled=True)
 
     async def _act(self, verb: str, request: Any, context: Context) -> AsyncIterator[GenerateResponse]:
@@ -125,6 +132,9 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
                     await self._hang()
                 case Hang():
                     await self._hang()
+                case UntilCancelled():
+                    self.hanging.set()
+                    await self.cancelling.wait()
 
     async def _hang(self) -> None:
         self.hanging.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gateway import asking
 from gateway import client as module
 from gateway.client import BrokenStream, Client, prepared
 from octavo.v1 import inference_pb2
@@ -28,7 +30,9 @@ from tests.unit.gateway.scripted_gateway import (
     Act,
     Die,
     Fail,
+    Fleet,
     Hang,
+    UntilCancelled,
     ended,
     error_of,
     heard,
@@ -40,7 +44,7 @@ from tests.unit.gateway.scripted_gateway import (
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_S", (0.001, 0.01))
+    monkeypatch.setattr(asking, "PAUSE_S", (0.001, 0.01))
 
 
 async def test_an_answer_passes_as_it_is() -> None:
@@ -181,12 +185,76 @@ async def test_who_cancels_a_job_elsewhere_has_cancelled_it(
     monkeypatch: pytest.MonkeyPatch, cut: Act, window: float
 ) -> None:
     """Where no connection broke, or too long ago."""
-    monkeypatch.setattr(module, "SEVERED_S", window)
+    monkeypatch.setattr(asking, "SEVERED_S", window)
     async with running([[*HALF, cut]], [[CANCEL]]) as fleet:
         responses = await heard(fleet)
     assert told(responses) == ([10, 11], "ab", ["CANCELLED"])
     assert [each.usage.completion_tokens for each in responses if each.HasField("usage")] == [2]
     assert fleet.verbs == [["Generate"], ["Attach"]]
+
+
+async def test_a_gateway_that_never_took_a_call_has_not_cancelled_its_job() -> None:
+    """So CANCELLED is what somebody wanted."""
+    async with running([[Die()]], [[*HALF, CANCEL]]) as fleet:
+        assert told(await heard(fleet)) == ([10, 11], "ab", ["CANCELLED"])
+    assert fleet.verbs == [["Generate"], ["Generate"]]
+
+
+async def test_a_call_that_broke_once_it_was_taken_may_have_been_cancelled() -> None:
+    """Even where nothing had come of it yet."""
+    cancelled = GenerateResponse(chunks=[Chunk(finish=CANCELLED)])
+    async with running([[Accept(), Die()]], [[cancelled], [*HALF, *REST]]) as fleet:
+        assert told(await heard(fleet)) == WHOLE
+    assert fleet.verbs == [["Generate"], ["Attach", "Generate"]]
+
+
+async def cancelled_meanwhile(fleet: Fleet) -> list[GenerateResponse]:
+    """All that comes of a request that its client cancels once the last gateway waits for that."""
+    async with Client(fleet.targets) as client:
+
+        async def all_of_it() -> list[GenerateResponse]:
+            return [each async for each in client.generate(REQUEST)]
+
+        answer = asyncio.create_task(all_of_it())
+        await fleet.gateways[-1].hanging.wait()
+        assert await client.cancel(ID)
+        return await answer
+
+
+async def test_what_this_client_cancels_is_not_brought_back() -> None:
+    """Though its connection has just broken."""
+    async with running([[*HALF, Die()]], [[UntilCancelled(), CANCEL]]) as fleet:
+        assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
+    assert (fleet.verbs, fleet.gateways[1].cancelled) == ([["Generate"], ["Attach"]], [ID])
+
+
+async def test_what_was_brought_back_is_cancelled_by_the_name_that_its_caller_knows() -> None:
+    async with running([[*HALF, Die()]], [[CANCEL], [*HALF, UntilCancelled(), CANCEL]]) as fleet:
+        assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
+    _, again = fleet.gateways[1].calls
+    assert again.request.request_id != ID
+    assert fleet.gateways[1].cancelled == [again.request.request_id]
+
+
+async def test_what_was_cancelled_and_lost_is_not_asked_for_again() -> None:
+    lost = Fail(grpc.StatusCode.NOT_FOUND)
+    async with running([[*HALF, Fail(UNAVAILABLE)]], [[UntilCancelled(), lost], [*HALF, *REST]]) as fleet:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await cancelled_meanwhile(fleet)
+    assert failed.value.code() is grpc.StatusCode.CANCELLED
+    assert fleet.verbs == [["Generate"], ["Attach"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(Die(), [[CANCEL]]), (Fail(UNAVAILABLE), [[Fail(grpc.StatusCode.NOT_FOUND)]])]
+)
+async def test_an_answer_is_of_one_run_only(first: Act, second: list[list[Act]]) -> None:
+    """Asked for under another id, or again under the same one."""
+    other: list[Act] = [said(0, 10, text="a"), said(1, 99, text="b"), *REST]
+    async with running([[*HALF, first]], [*second, other]) as fleet:
+        with pytest.raises(BrokenStream, match="choice 0: token 1 is 99 and was 11 before"):
+            await heard(fleet)
+    assert fleet.verbs == [["Generate"], ["Attach", "Generate"]]
 
 
 async def test_choices_end_once_each_whoever_tells_it() -> None:
@@ -257,17 +325,17 @@ async def test_a_client_without_gateways_is_none() -> None:
 
 
 def test_it_can_be_taken_along() -> None:
-    """It needs grpc and the protocol; of ours, the two files alone."""
+    """It needs grpc and the protocol; of ours, the three files alone."""
     root = Path(__file__).parents[3]
     used = set()
-    for name in ("client", "merged"):
+    for name in ("client", "asking", "merged"):
         for node in ast.walk(ast.parse((root / "gateway" / f"{name}.py").read_text())):
             if isinstance(node, ast.Import):
                 used |= {each.name for each in node.names}
             elif isinstance(node, ast.ImportFrom):
                 used.add(str(node.module))
     foreign = {name for name in used if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert foreign == {"grpc", "grpc.aio", "octavo.v1", "gateway.merged"}
+    assert foreign == {"grpc", "grpc.aio", "octavo.v1", "gateway.asking", "gateway.merged"}
     code = "import sys, gateway.client; print(*{name.partition('.')[0] for name in sys.modules})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
     assert not {"torch", "redis", "click", "kvstore", "worker", "tokenizers"} & set(ran.stdout.split())

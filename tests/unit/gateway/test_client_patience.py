@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gateway import asking
 from gateway import client as module
 from gateway.client import Client, retry_after
 from octavo.v1.inference_pb2 import GenerateRequest
@@ -33,7 +34,7 @@ from tests.unit.gateway.scripted_gateway import (
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_S", (0.001, 0.01))
+    monkeypatch.setattr(asking, "PAUSE_S", (0.001, 0.01))
 
 
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "all queues are full", (("retry-after-ms", "200"),))
@@ -122,7 +123,7 @@ async def test_who_is_cancelled_between_two_calls_cancels_the_job(
         resting.set()
         return 50.0
 
-    monkeypatch.setattr(module._Asking, "after", rest)
+    monkeypatch.setattr(asking.Asking, "after", rest)
     request = GenerateRequest(request_id=ID, text="p", detached=detached)
     async with running([[Accept(), Fail(UNAVAILABLE)]]) as fleet, Client(fleet.targets) as client:
         call = asyncio.ensure_future(anext(client.generate(request)))
@@ -141,6 +142,51 @@ async def test_who_leaves_a_fleet_that_is_gone_is_not_held_up(monkeypatch: pytes
             await fleet.gateways[0].stop()
         with pytest.raises(StopAsyncIteration):
             await anext(answer)
+
+
+async def test_a_deadline_that_comes_between_two_calls_is_what_ended_the_request() -> None:
+    later = Fail(UNAVAILABLE, "the gateway is stopping", (("retry-after-ms", "5000"),))
+    async with running([[*HALF, later]]) as fleet:
+        started = time.monotonic()
+        error = await error_of(fleet, timeout=0.5)
+        assert 0.5 <= time.monotonic() - started < 4
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    last = "the last one failed: UNAVAILABLE: the gateway is stopping"
+    assert error.details() == f"the deadline passed between two calls; {last}"
+    assert (fleet.verbs, fleet.gateways[0].cancelled) == ([["Generate"]], [ID])
+
+
+def test_no_call_is_made_once_the_deadline_has_passed() -> None:
+    late = asking.Asking(REQUEST, 1, timeout=0.0)
+    with pytest.raises(grpc.aio.AioRpcError, match="between two calls") as failed:
+        late.check()
+    assert (failed.value.code(), late.given_up) == (grpc.StatusCode.DEADLINE_EXCEEDED, False)
+
+
+@pytest.mark.parametrize("settings", [{"patience_s": 0.1}, {"timeout": 0.3}])
+@pytest.mark.parametrize("detached", [False, True])
+async def test_who_gives_up_cancels_the_job(settings: dict[str, float], detached: bool) -> None:
+    """Unless it is to go on without anybody. The gateway that is there is told, the one that is not holds nobody up."""
+    request = GenerateRequest(request_id=ID, text="p", detached=detached)
+    gone = Fail(UNAVAILABLE, "w", (("retry-after-ms", "500"),))
+    async with running([[HALF[0], gone], [gone]], [[gone]]) as fleet:
+        await fleet.gateways[1].stop()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await heard(fleet, request, **settings)
+    assert fleet.gateways[0].cancelled == ([] if detached else [ID])
+
+
+async def test_a_deadline_that_a_gateway_may_not_have_noticed_cancels_the_job() -> None:
+    async with running([[HALF[0], Hang()]]) as fleet:
+        assert (await error_of(fleet, timeout=0.2)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert fleet.gateways[0].cancelled == [ID]
+
+
+@pytest.mark.parametrize("refusal", [FULL, Fail(grpc.StatusCode.INVALID_ARGUMENT)])
+async def test_what_was_refused_needs_no_cancelling(refusal: Fail) -> None:
+    async with running([[refusal]]) as fleet:
+        await error_of(fleet, accept_s=0.0)
+    assert fleet.gateways[0].cancelled == []
 
 
 @pytest.mark.parametrize(

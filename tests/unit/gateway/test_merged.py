@@ -122,6 +122,24 @@ def test_a_shorter_answer_is_another_answer(finish: FinishReason) -> None:
         merged.take(GenerateResponse(chunks=[Chunk(token_ids=[1, 2], finish=finish)]))
 
 
+@pytest.mark.parametrize(("sizes", "index"), [((3,), 1), ((1, 1, 1), 1), ((1, 2), 2)])
+def test_tokens_that_come_again_are_those_that_came(sizes: Sequence[int], index: int) -> None:
+    """Else two answers would become one. Of each choice for itself, however its chunks are cut."""
+    merged = Merged(2)
+    merged.take(GenerateResponse(chunks=[Chunk(token_ids=[7, 8]), Chunk(choice=1, token_ids=[1, 2])]))
+    merged.take(GenerateResponse(chunks=[Chunk(choice=1, start=2, token_ids=[3])]))
+    merged.begin(replay=True)
+    again = [1, 2, 3]
+    again[index] = 2**32 - 1
+    chunks, start = [Chunk(token_ids=[7, 8])], 0
+    for size in sizes:
+        chunks.append(Chunk(choice=1, start=start, token_ids=again[start : start + size]))
+        start += size
+    with pytest.raises(BrokenStream, match=f"choice 1: token {index} is 4294967295 and was {index + 1} before"):
+        merged.take(GenerateResponse(chunks=chunks))
+    assert merged.have == {0: 2, 1: 3}
+
+
 def test_what_is_attached_to_begins_with_what_is_missing() -> None:
     merged = Merged(2)
     merged.take(GenerateResponse(chunks=[Chunk(token_ids=[1, 2])]))
