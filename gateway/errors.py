@@ -11,7 +11,8 @@
     ├── DeadlinePassed      DEADLINE_EXCEEDED    the client's deadline passed before the job was queued
     ├── Draining            UNAVAILABLE          this gateway is stopping
     ├── JobLost             UNAVAILABLE          an accepted job's output can't be read any more
-    │   └── JobGone         UNAVAILABLE          the job itself is no longer in the broker
+    │   ├── JobGone         UNAVAILABLE          the job itself is no longer in the broker
+    │   └── JobDiffers      DATA_LOSS            it was run anew, and gave another answer
     └── JobFailed           by its Failure       the job ended with finish ERROR
 
 Errors of ``kvstore`` are in the table too. Whatever is not becomes INTERNAL with a short id: the traceback goes to the
@@ -101,6 +102,10 @@ class JobGone(JobLost):
     """An accepted job is no longer in the broker. Who knows its payload can submit it again."""
 
 
+class JobDiffers(JobLost):
+    """A job that was run anew gave other tokens than its caller has. No call can go on with these."""
+
+
 class JobFailed(GatewayError):
     """The job ended with finish ERROR and this failure."""
 
@@ -126,6 +131,7 @@ _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] =
     (NoWorker, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
     (DeadlinePassed, grpc.StatusCode.DEADLINE_EXCEEDED, None),
     (Draining, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
+    (JobDiffers, grpc.StatusCode.DATA_LOSS, None),
     (JobLost, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
     (kv.RequestIdTaken, grpc.StatusCode.ALREADY_EXISTS, None),
     (kv.QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, RETRY_AFTER_MS),

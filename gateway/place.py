@@ -1,4 +1,4 @@
-"""One reader's place in a job's output. Pure: deliveries in, deliveries out; ``relay`` does the I/O.
+"""One reader's place in a job's output. Pure: deliveries in, deliveries out; ``stream`` does the I/O.
 
 The doorbell brings deliveries at once but may lose some; the token log has them all. A place knows the next token index
 of each choice of its job, so it can tell what is new, what it has seen and what is missing. For one choice::
@@ -8,15 +8,18 @@ of each choice of its job, so it can tell what is new, what it has seen and what
 
 A reader may begin in the middle, with what it has from another gateway; and the log may come to lack what was read from
 it, when the broker loses its last second or all of it: then the job runs again, and the same tokens come once more.
+Each is compared with the one that came before: a worker of another kind may give others, and two answers must not
+become one.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gateway.errors import JobLost
+from gateway.errors import JobDiffers, JobLost
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 Delivery = job_pb2.Delivery
+
+_BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
 
 
 class Offer(Enum):
@@ -50,6 +55,10 @@ class Place:
         """`after`: the next token index of the choices of which the reader has tokens already."""
         self.stale = False
         self.next = [(after or {}).get(choice, 0) for choice in range(choices)]
+        self._told = [array("I") for _ in range(choices)]
+        """Of each choice: the tokens before `next`, less those that the reader has from elsewhere."""
+        self._here = [0] * choices
+        """Of each choice: the next token index of the job's present life. Nothing before it was left out."""
         self.outside: Delivery | None = None
         self.usage = inference_pb2.Usage()
         """What the job has used, as far as terminal deliveries have told."""
@@ -82,12 +91,16 @@ class Place:
             # It does not say where it stands, so only the log can tell that nothing is missing before it.
             self.stale = True
             return Offer.LOG
-        new = self._new_part(delivery)
+        choice, start = delivery.chunk.choice, delivery.chunk.start
+        if choice not in self._open:
+            return Offer.SEEN
+        # What differs may be of a life that is over: the log knows which one is not.
+        in_order = start <= self._here[choice] and self._agrees(delivery)
+        new = self._new_part(delivery) if in_order else delivery
         if new is None:
             return Offer.SEEN
         # The route comes with a job's first delivery, whichever choice that is of.
-        is_next = self._begun or new.HasField("route")
-        is_next = is_next and new.chunk.start == self.next[new.chunk.choice]
+        is_next = in_order and (self._begun or new.HasField("route")) and new.chunk.start == self.next[choice]
         if self.stale or not is_next or len(self._buffer) >= self._capacity:
             self.stale = True
             return Offer.LOG
@@ -97,7 +110,8 @@ class Place:
     def refill(self, entries: Iterable[Delivery]) -> int:
         """Takes from consecutive log entries what is new; returns how many were malformed, and left out.
 
-        May go over the capacity, by what one read of the log brings. Raises JobLost when the log itself has a gap.
+        May go over the capacity, by what one read of the log brings. Raises JobLost when the log itself has a gap,
+        JobDiffers when it has another answer than the reader.
         """
         malformed = 0
         for delivery in entries:
@@ -109,13 +123,16 @@ class Place:
             if written_outside(delivery):
                 self.outside = delivery
                 break
-            new = self._new_part(delivery)
-            if new is None:
+            chunk = delivery.chunk
+            if chunk.choice not in self._open:
                 continue
-            chunk, expected = new.chunk, self.next[new.chunk.choice]
+            expected = self._here[chunk.choice]
             if chunk.start > expected:
                 raise JobLost(f"the token log of choice {chunk.choice} goes from index {expected} to {chunk.start}")
-            self._append(new)
+            if not self._agrees(delivery):
+                raise JobDiffers(f"choice {chunk.choice} of the job was run anew, and gave another answer")
+            if (new := self._new_part(delivery)) is not None:
+                self._append(new)
         return malformed
 
     def complete(self, next_indexes: Mapping[int, int], usage: inference_pb2.Usage) -> None:
@@ -136,6 +153,7 @@ class Place:
     def restart(self) -> None:
         """The job runs again from its first token, and its log begins anew."""
         self.outside = None
+        self._here = [0] * len(self._here)
         self.stale = not self.ended
 
     def behind(self, next_indexes: Mapping[int, int], ends: Iterable[int]) -> bool:
@@ -148,15 +166,30 @@ class Place:
         """Up to `limit` deliveries, in order. Empty: none are there now."""
         return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
 
-    def _new_part(self, delivery: Delivery) -> Delivery | None:
-        """What of a delivery the reader lacks. An end is news, whatever tokens come with it."""
+    def _agrees(self, delivery: Delivery) -> bool:
+        """Whether a delivery has the tokens that its reader has already."""
         chunk = delivery.chunk
-        if chunk.choice not in self._open:
-            return None
+        start, told, had = chunk.start, self._told[chunk.choice], self.next[chunk.choice]
+        end = start + len(chunk.token_ids)
+        # By itself an answer ends where it ended; from outside, it may be ended before it has got there again.
+        if end < had and chunk.finish in _BY_ITSELF:
+            return False
+        base = had - len(told)
+        first, last = max(start, base), min(end, had)
+        if first >= last:
+            return True
+        return told[first - base : last - base].tolist() == chunk.token_ids[first - start : last - start]
+
+    def _new_part(self, delivery: Delivery) -> Delivery | None:
+        """What the reader lacks of a delivery of an open choice. An end is news, whatever tokens come with it."""
+        chunk = delivery.chunk
         known = self.next[chunk.choice] - chunk.start
         if known <= 0:
             return delivery
-        return _without(delivery, known) if known < len(chunk.token_ids) or is_terminal(delivery) else None
+        if known < len(chunk.token_ids) or is_terminal(delivery):
+            return _without(delivery, known)
+        self._here[chunk.choice] = max(self._here[chunk.choice], chunk.start + len(chunk.token_ids))
+        return None
 
     def _append(self, delivery: Delivery) -> None:
         if self._begun and delivery.HasField("route"):
@@ -165,9 +198,12 @@ class Place:
             delivery.ClearField("route")
         self._begun = True
         self._buffer.append(delivery)
-        self.next[delivery.chunk.choice] += len(delivery.chunk.token_ids)
+        choice, tokens = delivery.chunk.choice, delivery.chunk.token_ids
+        self._told[choice].extend(tokens)
+        self.next[choice] += len(tokens)
+        self._here[choice] = self.next[choice]
         if is_terminal(delivery):
-            self._open.discard(delivery.chunk.choice)
+            self._open.discard(choice)
         # Each says what was used until then, and a reader need not get them in the order in which they were written.
         if delivery.HasField("usage") and delivery.usage.completion_tokens >= self.usage.completion_tokens:
             self.usage = delivery.usage

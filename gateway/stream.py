@@ -62,6 +62,8 @@ class Stream:
         """Set once the job is known to be in the broker for this stream."""
         self.restarts = 0
         """How often the broker has lost the job."""
+        self.fingerprint = ""
+        """Of the worker that gave what there is of its output; empty: not known."""
         self._relay = relay
         self._broker = broker
         self._jobs = jobs
@@ -99,6 +101,11 @@ class Stream:
     def done(self) -> bool:
         """Whether ``next`` has returned all there is."""
         return self._place.ended and not len(self._place)
+
+    @property
+    def begun(self) -> bool:
+        """Whether its reader has some of the output, or is about to get it."""
+        return any(self._place.next)
 
     @property
     def usage(self) -> inference_pb2.Usage:
@@ -143,8 +150,8 @@ class Stream:
     async def next(self) -> list[Delivery]:
         """The next 1 to MAX_BATCH deliveries, of each choice in index order; empty only when done.
 
-        Raises JobGone when the broker has lost the job, JobLost when it has lost its output or does not answer for
-        PATIENCE_S, Draining when the relay was closed.
+        Raises JobGone when the broker has lost the job, JobDiffers when it was run anew with another answer, JobLost
+        when the broker has lost its output or does not answer for PATIENCE_S, Draining when the relay was closed.
         """
         while True:
             if batch := self._place.take(MAX_BATCH):

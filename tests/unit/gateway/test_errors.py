@@ -26,6 +26,7 @@ TABLE = [
     (errors.Draining("stopping"), Status(Code.UNAVAILABLE, "stopping", 1000)),
     (errors.JobLost("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),
     (errors.JobGone("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),
+    (errors.JobDiffers("another"), Status(Code.DATA_LOSS, "another")),
     (kv.RequestIdTaken("r"), Status(Code.ALREADY_EXISTS, "request_id 'r' is taken by another payload")),
     (kv.QueueFull("w", 4, 4), Status(Code.RESOURCE_EXHAUSTED, "the queue of worker 'w' is full: 4 of 4 entries", 1000)),
     (kv.BrokerFull("OOM"), Status(Code.RESOURCE_EXHAUSTED, "OOM", 1000)),
