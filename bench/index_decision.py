@@ -1,4 +1,4 @@
-"""A gateway's own decision, as `octavo bench index` times it: look, weigh, record, submit. No call, no model, no tokenizing."""
+"""A gateway's own decision, as `octavo bench index` times it: look, weigh, record, submit. No call, no tokenizing."""
 
 from __future__ import annotations
 
