@@ -31,7 +31,7 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 FATES: Final = (Rehomed.MOVED, Rehomed.ENDED, Rehomed.DEAD, Rehomed.STALE)
 OUTCOMES: Final = ("equal", "less", "more")
 CALL_PARTS: Final = ("check", "tokenize", "send", "relay")
-"""Of a Generate call, one after the other: its bounds and its model, its prompt's tokens and the job, routing and
+"""Of a call that streams, one after the other: its bounds and its model, its prompt's tokens and the job, routing and
 submitting it; and from each delivery that the doorbell brought to the response made of it."""
 _TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
 
@@ -44,7 +44,10 @@ class Metrics:
         self.queues = QueueGauges()
         self.registry.register(self.queues)
         self.requests = Counter(
-            "octavo_requests", "Generate calls that have ended.", ("model", "outcome"), registry=self.registry
+            "octavo_requests",
+            "Generate and Attach calls that have ended.",
+            ("model", "outcome"),
+            registry=self.registry,
         )
         self.queue_seconds = Histogram(
             "octavo_queue_seconds", "From submission to claim.", buckets=_SECONDS, registry=self.registry
@@ -63,7 +66,7 @@ class Metrics:
         )
         self.predicted_tokens = Counter(
             "octavo_predicted_cached_tokens",
-            "Prompt tokens that were expected in the cache of the worker that a job was sent to.",
+            "Prompt tokens that were expected in the cache of the worker that began a job.",
             registry=self.registry,
         )
         self.cached_tokens = Counter(
@@ -71,7 +74,7 @@ class Metrics:
         )
         self.predictions = Counter(
             "octavo_predictions",
-            "Jobs that ran where they were sent, by what they found in the cache: as expected, less, or more.",
+            "Jobs by what they found in the cache of the worker that began them: as expected of it, less, or more.",
             ("outcome",),
             registry=self.registry,
         )
@@ -89,9 +92,9 @@ class Metrics:
         self.resubmitted = Counter(
             "octavo_resubmitted", "Submissions of jobs that the broker had lost.", registry=self.registry
         )
-        self.streams = Gauge("octavo_streams", "Generate calls that are open.", registry=self.registry)
+        self.streams = Gauge("octavo_streams", "Generate and Attach calls that are open.", registry=self.registry)
         self.parts = Parts(*CALL_PARTS)
-        self.registry.register(PartsCollector("octavo_part_seconds", "Parts of Generate calls.", "part", self.parts))
+        self.registry.register(PartsCollector("octavo_part_seconds", "Parts of calls that stream.", "part", self.parts))
         ProcessCollector(registry=self.registry)
         self._server: tuple[WSGIServer, Thread] | None = None
 
@@ -142,7 +145,7 @@ def _call(server_address: Any) -> None:
 
 
 class Call:
-    """The measurements of one Generate call, from its arrival."""
+    """The measurements of one Generate or Attach call, from its arrival."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -69,7 +69,8 @@ class InferenceServicer:
 
         Status codes: INVALID_ARGUMENT (the message names the field, the value and the limit), NOT_FOUND (no such model),
         ALREADY_EXISTS (the request_id is taken by another payload), RESOURCE_EXHAUSTED (queues are full; try again later),
-        UNAVAILABLE (no live worker, or the worker died), DEADLINE_EXCEEDED, CANCELLED.
+        UNAVAILABLE (no live worker, or the worker died), DEADLINE_EXCEEDED, CANCELLED, DATA_LOSS (the broker lost the job,
+        and run anew it gave another answer than the caller had a part of).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +79,8 @@ class InferenceServicer:
     def Attach(self, request, context):
         """Goes on with a job that somebody asked for before, at any gateway: its output from `after` on. NOT_FOUND when no such
         job is known, or when it ended too long ago.
+        From then on the job is the attaching call's: it ends when that one leaves or its deadline passes, unless the job
+        is detached or another call waits for it at the same gateway. The deadline that it was submitted with stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
