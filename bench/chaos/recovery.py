@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ops.child import LineSink
     from ops.config import FleetConfig
 
-RULES: Final = Rules(ample_deadlines=True)
+RULES: Final = Rules()
 FENCED_S: Final = 10.0
 """For so long a worker that woke up is asked whether its late writes were refused."""
 
@@ -86,7 +86,7 @@ async def run_recovery(
             asked = streams_of(config)
             oracle = await _alone(config, fleet, asked, note)
             watch = Watch(fleet.endpoints)
-            scene, outcomes = _Scene(config, fleet, oracle, note), []
+            scene, outcomes = Scene(config, fleet, oracle, note), []
             for each in config.scenarios:
                 with (folder / f"{each.value}.jsonl").open("w") as out:
                     outcomes.append(await scene.play(each, asked, out))
@@ -131,7 +131,7 @@ class _Done:
     struck: list[str]
 
 
-class _Scene:
+class Scene:
     """Plays scenarios on one fleet."""
 
     def __init__(
@@ -187,10 +187,12 @@ class _Scene:
     async def _all_at_once(
         self, driver: Driver, asked: Sequence[Payload], scenario: Scenario, recorder: Milestone
     ) -> _Done:
-        """Strikes the busiest worker when every stream has its tokens."""
+        """Strikes the busiest worker when every stream has its tokens; nobody when all are over before that."""
         async with asyncio.timeout(self._config.deadline_s), asyncio.TaskGroup() as group:
-            group.create_task(driver.ask_each(asked, at_once=len(asked)))
-            await recorder.reached.wait()
+            asking = group.create_task(driver.ask_each(asked, at_once=len(asked)))
+            if not await _before(recorder.reached, asking):
+                self._note(f"{scenario}: all were over before each had {self._config.after} tokens, nobody was struck")
+                return _Done("", time.monotonic(), 0.0, [])
             worker = await self._busiest()
             fenced = await self._fenced(worker)
             at = time.monotonic()
@@ -243,6 +245,16 @@ class _Scene:
         except TimeoutError:
             return 0
         return round(now - before)
+
+
+async def _before(event: asyncio.Event, task: asyncio.Task[None]) -> bool:
+    """Whether the event comes before the task's end; returns at the first of them."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((waiting, task), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    return event.is_set()
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:

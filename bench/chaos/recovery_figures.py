@@ -29,7 +29,7 @@ class Outcome:
 
     scenario: str
     struck: list[str]
-    """What was done, as the nemesis tells it."""
+    """What was done, as the nemesis tells it; empty when nobody could be struck."""
     streams: int
     finished: int
     """With all tokens, which are those of the run without faults unless a finding says otherwise."""
@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        whole = self.finished == self.streams and not self.findings
+        whole = self.finished == self.streams and bool(self.struck) and not self.findings
         return whole and (self.expects_errors or not self.errors) and (not self.expects_fenced or self.fenced > 0)
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.chaos.evidence import Answer, Choice
 from bench.chaos.findings import Finding
 from bench.chaos.history import GENERATE, Call, Called, Came, Ended, Invoked, Request, Used
-from bench.chaos.recovery import Milestone, told
+from bench.chaos.recovery import Milestone, Scene, told
 from bench.chaos.recovery_figures import COLUMNS, Outcome, attempts, errors, finished, recoveries, recovery_s
 from bench.chaos.scenarios import RecoveryConfig, Scenario, faults_of, streams_of
 from bench.chaos.schedule import Fault, Kind
 from bench.chaos.traffic import GREEDY, SEEDED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.chaos.traffic import Payload
 
 GOOD = Outcome("kill", ["struck"], 4, 4, 2, 0, 0, {"p50": 1.0, "p90": 2.0, "p99": 2.5, "max": 3.0}, 0, [])
 
@@ -118,3 +126,51 @@ def test_a_milestone_is_reached_by_all() -> None:
     recorder.note(Came("b", 0, 1.0, 0, 2, (3,)))
     assert recorder.reached.is_set()
     assert len(recorder.events) == 6
+
+
+class EarlyEnd:
+    """A driver of which one stream fails, and the others end, before all have their tokens."""
+
+    def __init__(self, targets: object, recorder: Milestone, **_: object) -> None:
+        self.recorder = recorder
+
+    async def __aenter__(self) -> EarlyEnd:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    async def ask_each(self, payloads: Sequence[Payload], *, at_once: int) -> None:
+        assert at_once == len(payloads) == 2
+        for name, payload, finish in (("kill-0", payloads[0], "STOP"), ("kill-1", payloads[1], "ERROR")):
+            tokens = (5, 6) if finish == "STOP" else ()
+            self.recorder.note(Invoked(name, 1.0, payload.digest, payload.kind, deadline_s=240.0))
+            self.recorder.note(Called(name, 0, 1.1, GENERATE, "g"))
+            self.recorder.note(Came(name, 0, 1.2, 0, 0, tokens, "ab" if tokens else "", finish))
+            status, retry = ("OK", None) if tokens else ("UNAVAILABLE", 1000)
+            self.recorder.note(Ended(name, 0, 1.3, status, retry_after_ms=retry))
+
+
+class ServedFleet:
+    """Serves; nobody in it may be struck."""
+
+    targets = ("g",)
+
+    async def until_served(self) -> None:
+        """It does."""
+
+
+@pytest.mark.timeout(20)
+async def test_streams_that_end_before_the_strike_are_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.chaos.recovery.Driver", EarlyEnd)
+    config = RecoveryConfig(streams=2, tokens=4, after=3)
+    asked = streams_of(config)
+    oracle = {each.digest: Answer((Choice((5, 6), "ab", "STOP"),), prompt_tokens=1) for each in asked}
+    notes: list[str] = []
+    fleet: Any = ServedFleet()
+    outcome = await Scene(config, fleet, oracle, notes.append).play(Scenario.KILL, asked, io.StringIO())
+    assert (outcome.struck, outcome.streams, outcome.finished, outcome.moved) == ([], 2, 1, 0)
+    assert [(each.name, each.where) for each in outcome.findings] == [("failed", "kill-1")]
+    assert not outcome.passed
+    assert notes == ["kill: all were over before each had 3 tokens, nobody was struck"]
+    assert not replace(GOOD, struck=[]).passed
