@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench.chaos.codes import check_codes
 from bench.chaos.evidence import Answer, Choice, Rules, Run
-from bench.chaos.history import BAD
+from bench.chaos.history import BAD, MERGED
 from bench.chaos.remains import check_log, check_log_tokens, check_remains
 from bench.chaos.streams import accepted, check_answer, check_ends, check_streams, seen_of, timed_out
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from bench.chaos.findings import Finding
     from bench.chaos.history import Request
+    from bench.chaos.streams import Seen
 
 
 class NoOracle(Exception):  # noqa: N818 - says what is missing
@@ -43,7 +44,7 @@ def check(run: Run, rules: Rules) -> list[Finding]:
 def _check_request(request: Request, run: Run, rules: Rules) -> Iterator[Finding]:
     yield from check_streams(request)
     yield from check_ends(request, run, rules)
-    yield from check_codes(request)
+    yield from check_codes(request, run, rules)
     if request.invoked.role == BAD:
         return
     oracle = run.oracle.get(request.invoked.digest)
@@ -84,6 +85,8 @@ class Figures:
     cancelled: int = 0
     refused: int = 0
     """Never accepted; bad ones are not among them."""
+    merged: int = 0
+    """Asked for by the product's client."""
     reattached: int = 0
     """Took more than one call."""
     resumed: int = 0
@@ -126,6 +129,12 @@ def counted(run: Run, name: str) -> int:
     return round(sum(pages[-1].counters.get(name, 0.0) for pages in run.scrapes.values() if pages))
 
 
+def _is_cancelled(request: Request, seen: Sequence[Seen]) -> bool:
+    """Whether it was ended by its client, who may have left without waiting for the end."""
+    left = any(call.status == "CANCELLED" for call in request.streams) and not all(one.whole for one in seen)
+    return left or any(one.finish == "CANCELLED" for one in seen)
+
+
 def figures(run: Run, findings: Sequence[Finding]) -> Figures:
     """What is told at the end of a run."""
     good = [request for request in run.requests.values() if request.invoked.role != BAD]
@@ -137,8 +146,9 @@ def figures(run: Run, findings: Sequence[Finding]) -> Figures:
         requests=len(good),
         accepted=len(taken),
         finished=sum(all(one.whole for one in seen[request.id]) for request in taken),
-        cancelled=sum(any(one.finish == "CANCELLED" for one in seen[request.id]) for request in taken),
+        cancelled=sum(_is_cancelled(request, seen[request.id]) for request in taken),
         refused=len(good) - len(taken),
+        merged=sum(request.streams[0].began.verb == MERGED for request in good if request.streams),
         reattached=sum(len(request.streams) > 1 for request in good),
         resumed=sum(max(attempts, default=0) > 1 for attempts in used.values()),
         rehomed=counted(run, REHOMED),

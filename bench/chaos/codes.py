@@ -1,33 +1,52 @@
-"""I7: errors are of the right class. Pure."""
+"""I7: errors are of the right class, and no good request is refused for ever. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from bench.chaos.findings import Finding
-from bench.chaos.history import ATTACH, BAD, CANCEL, PROBE
-from bench.chaos.streams import seen_of, timed_out
+from bench.chaos.history import ATTACH, BAD, CANCEL, LOAD, PROBE
+from bench.chaos.outages import excused
+from bench.chaos.streams import accepted, is_ample, seen_of, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bench.chaos.evidence import Rules, Run
     from bench.chaos.history import Call, Request
 
 OURS: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 """What a good request may meet at any time: to be tried again."""
 
 
-def check_codes(request: Request) -> Iterator[Finding]:
-    """Every status of every call."""
+REFUSALS: Final = OURS | {"DEADLINE_EXCEEDED"}
+"""What a request that is never taken ends with."""
+
+
+def check_codes(request: Request, run: Run, rules: Rules) -> Iterator[Finding]:
+    """Every status of every call, and whether it was ever taken."""
     if request.invoked.role == BAD:
         yield from _check_refusal(request)
         return
     for number, call in enumerate(request.calls):
         if call.ended is not None:
             yield from _check_status(request, call, f"{request.id} call {number}")
+    if _was_never_taken(request, run, rules):
+        said = " ".join(call.status for call in request.streams)
+        yield Finding("I7", "never taken", request.id, f"refused to its end, though there was time; calls: {said}")
     if request.invoked.role == PROBE and not all(one.whole for one in seen_of(request)):
         said = " ".join(call.status or "open" for call in request.streams)
         yield Finding("I7", "not served afterwards", request.id, f"sent when all was healed; calls: {said}")
+
+
+def _was_never_taken(request: Request, run: Run, rules: Rules) -> bool:
+    """Whether a good request met nothing but refusals to be tried again, in all the time it had."""
+    calls = request.streams
+    if request.invoked.role != LOAD or not calls or not is_ample(request, rules) or accepted(request, run):
+        return False
+    # Any other status is told by itself, so is a call that hangs.
+    refused = all(call.status in REFUSALS for call in calls)
+    return refused and request.cancelled_at is None and not excused(calls[-1], run)
 
 
 def _check_status(request: Request, call: Call, where: str) -> Iterator[Finding]:

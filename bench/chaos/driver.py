@@ -4,6 +4,8 @@ A client knows what a user's client knows: a call that ends with UNAVAILABLE and
 and its request may go on. Any gateway goes on with it, from the first token that the client lacks (Attach); where none
 knows it, because it was never accepted or the broker has lost it, it is sent again under its id. Terminal chunks are
 the end, whatever they say. RESOURCE_EXHAUSTED is asked for again after a while.
+
+Some of a load is asked for by the product's own client instead, see ``product``: it has to do all this by itself.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from bench.chaos.history import ATTACH, BAD, CANCEL, GENERATE, LOAD, PROBE, Called, Came, Ended, Invoked, Recorder, Used
-from bench.chaos.retry_info import retry_after_ms
+from bench.chaos.history import ATTACH, BAD, CANCEL, GENERATE, LOAD, PROBE, Called, Came, Ended, Invoked, Recorder
+from bench.chaos.product import Asked, Product
+from bench.chaos.records import brought, ended_by
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
@@ -80,6 +83,8 @@ class Habits:
     bad: float = 0.05
     """Share of requests that are to be refused."""
     go_on: GoOn = by_attach
+    merged_every: int = 3
+    """One in so many requests of a load is the product's client's, see ``product``; 0: none."""
 
 
 @dataclass(slots=True)
@@ -113,33 +118,40 @@ class Driver:
         self._sent = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, Any] = {}
+        self._product: Product | None = None
 
     async def __aenter__(self) -> Driver:
         for target in self._targets:
             self._channels[target] = grpc.aio.insecure_channel(target, options=OPTIONS)
             stub: Any = inference_pb2_grpc.InferenceStub(self._channels[target])
             self._stubs[target] = stub
+        self._product = Product(self._targets, self.recorder, self._numbers, hangs_s=HANGS_S)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._product is not None:
+            await self._product.close()
         for channel in self._channels.values():
             await channel.close()
 
     async def load(self, payloads: Sequence[Payload], bad: Sequence[Payload], seconds: float) -> None:
-        """Sends some of them at the rate; returns when all have ended."""
-        numbers, habits = self._numbers, self.habits
+        """Sends some of them at the rate, some by the product's client; returns when all have ended."""
+        numbers, habits, sent = self._numbers, self.habits, 0
         ends = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             while (pause := numbers.expovariate(habits.rate)) < ends - time.monotonic():
                 await asyncio.sleep(pause)
+                sent += 1
+                merged = bool(habits.merged_every) and sent % habits.merged_every == 0
+                send = self.send_merged if merged else self.send
                 if bad and numbers.random() < habits.bad:
-                    group.create_task(self.send(numbers.choice(bad), role=BAD))
+                    group.create_task(send(numbers.choice(bad), role=BAD))
                 else:
                     cancelled = numbers.random() < habits.cancels
                     cancel_at = numbers.randint(1, 10) if cancelled else None
-                    group.create_task(self.send(numbers.choice(payloads), cancel_at=cancel_at))
+                    group.create_task(send(numbers.choice(payloads), cancel_at=cancel_at))
 
     async def ask_each(self, payloads: Sequence[Payload], *, at_once: int = 8) -> None:
         """Sends each of them once, some at a time; returns when all have ended: for the run without faults."""
@@ -163,18 +175,8 @@ class Driver:
         self, payload: Payload, *, role: str = LOAD, cancel_at: int | None = None, first: str | None = None
     ) -> str:
         """One request to its end; its id. ``cancel_at``: after so many tokens. ``first``: the gateway to begin with."""
-        request_id = f"{self._prefix}{self._sent}"
-        self._sent += 1
-        now = time.monotonic()
-        progress = _Progress(payload, payload.named(request_id), now + self.habits.deadline_s, cancel_at=cancel_at)
-        self.recorder.note(
-            Invoked(
-                *(request_id, now, payload.digest, payload.kind, payload.n),
-                role=role,
-                deadline_s=self.habits.deadline_s,
-                expect=payload.expect,
-            )
-        )
+        request, until = self._begin(payload, role)
+        progress = _Progress(payload, request, until, cancel_at=cancel_at)
         target = first or self._numbers.choice(self._targets)
         pause = PAUSE_S[0]
         while True:
@@ -192,7 +194,25 @@ class Driver:
             target = self._other_than(target)
         if progress.cancelling is not None:
             await progress.cancelling
-        return request_id
+        return request.request_id
+
+    async def send_merged(self, payload: Payload, *, role: str = LOAD, cancel_at: int | None = None) -> str:
+        """One request to its end, by the product's client; its id. ``cancel_at``: after so many tokens it is cancelled,
+        or left."""
+        assert self._product is not None, "an async context manager, entered"
+        request, until = self._begin(payload, role)
+        leaves = cancel_at is not None and self._numbers.random() < 0.5
+        await self._product.ask(Asked(request, until, cancel_at, leaves))
+        return request.request_id
+
+    def _begin(self, payload: Payload, role: str) -> tuple[inference_pb2.GenerateRequest, float]:
+        """A request under an id of its own, and its deadline."""
+        request_id = f"{self._prefix}{self._sent}"
+        self._sent += 1
+        now, deadline_s = time.monotonic(), self.habits.deadline_s
+        told = (request_id, now, payload.digest, payload.kind, payload.n)
+        self.recorder.note(Invoked(*told, role=role, deadline_s=deadline_s, expect=payload.expect))
+        return payload.named(request_id), now + deadline_s
 
     def _other_than(self, target: str) -> str:
         return self._numbers.choice([one for one in self._targets if one != target] or [target])
@@ -214,7 +234,7 @@ class Driver:
                     self._take(progress, number, response)
                 ended = Ended(request_id, number, time.monotonic(), "OK")
         except grpc.aio.AioRpcError as error:
-            ended = _ended(request_id, number, error)
+            ended = ended_by(request_id, number, error)
         except TimeoutError:
             call.cancel()
         if ended is not None:
@@ -223,19 +243,13 @@ class Driver:
         return ended
 
     def _take(self, progress: _Progress, number: int, response: inference_pb2.GenerateResponse) -> None:
-        now, request_id = time.monotonic(), progress.request.request_id
-        for chunk in response.chunks:
-            finish = inference_pb2.FinishReason.Name(chunk.finish) if chunk.finish else ""
-            tokens = tuple(chunk.token_ids)
-            told = (chunk.choice, chunk.start, tokens, chunk.text, finish, chunk.error)
-            self.recorder.note(Came(request_id, number, now, *told))
-            progress.have[chunk.choice] = max(progress.have.get(chunk.choice, 0), chunk.start + len(tokens))
-            if finish:
-                progress.ended.add(chunk.choice)
-        if response.HasField("usage"):
-            usage = response.usage
-            counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.attempts)
-            self.recorder.note(Used(request_id, number, now, *counts))
+        for event in brought(progress.request.request_id, number, response):
+            self.recorder.note(event)
+            if isinstance(event, Came):
+                have = progress.have.get(event.choice, 0)
+                progress.have[event.choice] = max(have, event.start + len(event.tokens))
+                if event.finish:
+                    progress.ended.add(event.choice)
         if progress.cancel_at is not None and sum(progress.have.values()) >= progress.cancel_at:
             progress.cancel_at = None
             progress.cancelling = asyncio.create_task(self._cancel(progress))
@@ -250,15 +264,10 @@ class Driver:
             try:
                 response = await self._stubs[target].Cancel(request, timeout=min(left, 10.0))
             except grpc.aio.AioRpcError as error:
-                self.recorder.note(_ended(request.request_id, number, error))
+                self.recorder.note(ended_by(request.request_id, number, error))
             else:
                 cancelled = bool(response.cancelled)
                 self.recorder.note(Ended(request.request_id, number, time.monotonic(), "OK", cancelled=cancelled))
                 return
             await asyncio.sleep(PAUSE_S[0])
             target = self._other_than(target)
-
-
-def _ended(request_id: str, number: int, error: grpc.aio.AioRpcError) -> Ended:
-    told = retry_after_ms(error.trailing_metadata())
-    return Ended(request_id, number, time.monotonic(), error.code().name, error.details() or "", told)

@@ -105,6 +105,15 @@ class Answer:
     prompt_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Nobody could be served: no worker was there, or the broker was not. By the history's clock, in seconds."""
+
+    begin: float
+    end: float
+
+
+AMPLE_S: Final = 60.0
 LATE_S: Final = 2.0
 
 
@@ -114,9 +123,9 @@ class Rules:
 
     lossless: bool = True
     """An accepted request may fail only by its own deadline: a schedule that leaves one worker alone, and the broker
-    away for seconds, is no excuse for anything. False: also with UNAVAILABLE, as where no worker is there for long."""
-    ample_deadlines: bool = False
-    """Deadlines are far longer than any fault: an accepted request that meets its own was as good as lost."""
+    away for seconds, is no excuse for anything; ``Run.outages`` are. False: by any error."""
+    ample_s: float = AMPLE_S
+    """A deadline of so long is far longer than any fault: who meets it was as good as lost, or never taken."""
     broker_loses: bool = False
     """A fault made the broker lose what it had answered for: only of requests that ended well all is in their logs."""
     late_s: float = LATE_S
@@ -138,3 +147,5 @@ class Run:
     pools: tuple[Pool, ...] = ()
     scrapes: Mapping[str, tuple[Scrape, ...]] = field(default_factory=dict)
     """In order, by life of a process: counters begin anew with each."""
+    outages: tuple[Outage, ...] = ()
+    """Of what was done to the fleet: see ``outages``."""

@@ -16,7 +16,7 @@ INVARIANTS: Final[dict[str, str]] = {
     "I4": "nothing is left in the broker: no entry, no pending one, no live job, no charge, no key that never expires",
     "I5": "of every pool free + cached + used blocks are all blocks, and an idle worker uses none",
     "I6": "gauges return to 0, counters never go down, hits are at most queries",
-    "I7": "errors are of the right class, and the next good request is served",
+    "I7": "errors are of the right class, a good request is taken in time, and the next one is served",
 }
 
 

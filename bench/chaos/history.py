@@ -22,6 +22,8 @@ BAD: Final = "bad"
 GENERATE: Final = "generate"
 ATTACH: Final = "attach"
 """A call that goes on with a request that was sent before."""
+MERGED: Final = "merged"
+"""All calls of the product's client for a request, as it made one answer of them."""
 CANCEL: Final = "cancel"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from bench.chaos.history import ATTACH, BAD, CANCEL, LOAD, PROBE, Call, Called, Came, Ended, Request
+from bench.chaos.evidence import AMPLE_S
+from bench.chaos.history import ATTACH, BAD, CANCEL, GENERATE, LOAD, PROBE, Call, Called, Came, Ended, Request
 from bench.chaos.mutations_of_tokens import OTHER
 from bench.chaos.places import at, copied, is_whole, last_calls, of_role, put, with_tokens
 from bench.chaos.streams import WHOLE, seen_of
@@ -166,6 +167,26 @@ def no_service_afterwards(run: Run, numbers: random.Random) -> Run | None:
     return put(run, request)
 
 
+def refused_for_ever(run: Run, numbers: random.Random) -> Run | None:
+    """A good request is turned away in all the time it had, and the broker knows nothing of it."""
+    candidates = [request for request in of_role(run, LOAD) if is_whole(request) and request.cancelled_at is None]
+    if not candidates:
+        return None
+    chosen = numbers.choice(candidates)
+    deadline = max(chosen.invoked.deadline_s or 0.0, AMPLE_S)
+    status, retry = numbers.choice((("UNAVAILABLE", None), ("RESOURCE_EXHAUSTED", 1000), ("DEADLINE_EXCEEDED", None)))
+    began, end = chosen.calls[0].began, chosen.invoked.at + deadline
+    refused = Request(replace(chosen.invoked, deadline_s=deadline))
+    for number, when, said, wait in ((0, began.at, "UNAVAILABLE", None), (1, end, status, retry)):
+        ended = Ended(chosen.id, number, when, said, retry_after_ms=wait)
+        refused.calls.append(Call(Called(chosen.id, number, began.at, GENERATE, began.target), ended=ended))
+    broker = run.broker
+    jobs = {name: job for name, job in broker.jobs.items() if name != chosen.id}
+    logs = {name: log for name, log in broker.logs.items() if name != chosen.id}
+    keys = {name: key for name, key in broker.keys.items() if name not in (f"job:{chosen.id}", f"log:{chosen.id}")}
+    return put(replace(run, broker=replace(broker, jobs=jobs, logs=logs, keys=keys)), refused)
+
+
 CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...]] = (
     ("I1", double_finish),
     ("I1", token_after_the_end),
@@ -179,6 +200,7 @@ CHANGES: Final[tuple[tuple[str, Callable[[Run, random.Random], Run | None]], ...
     ("I7", bad_input_breaks_something),
     ("I7", overload_without_retry_info),
     ("I7", no_service_afterwards),
+    ("I7", refused_for_ever),
 )
 
 

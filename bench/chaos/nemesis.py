@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -99,9 +100,14 @@ class Nemesis:
         self._frozen: dict[str, psutil.Process] = {}
         self._began = 0.0
 
+    @property
+    def began_at(self) -> float:
+        """When ``run`` was called, as ``time.monotonic`` tells it."""
+        return self._began
+
     async def run(self, faults: Iterable[Fault]) -> list[Struck]:
         """Each at its time; returns when the last is healed. All is healed, too, when it is cancelled or fails."""
-        self._began = asyncio.get_running_loop().time()
+        self._began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._one(fault)) for fault in faults]
@@ -158,7 +164,7 @@ class Nemesis:
         return f"{DONE}: {more}" if more else DONE
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time() - self._began
+        return time.monotonic() - self._began
 
     def _process(self, name: str) -> psutil.Process:
         pid = self._processes.pid(name)

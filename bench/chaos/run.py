@@ -23,6 +23,7 @@ from bench.chaos.fleet import ChaosFleet
 from bench.chaos.history import Recorder, gather
 from bench.chaos.mutations import good_part, prove, table
 from bench.chaos.nemesis import Nemesis
+from bench.chaos.outages import outages
 from bench.chaos.schedule import LOSING, Kind, Plan, draw
 from bench.chaos.server import Server
 from bench.chaos.silences import silences
@@ -63,7 +64,7 @@ class ChaosConfig:
     """What a process may take to come back."""
     calm_s: float = 15.0
     habits: Habits = field(default_factory=Habits)
-    rules: Rules = field(default_factory=lambda: Rules(ample_deadlines=True))
+    rules: Rules = field(default_factory=Rules)
     mutations: int = 2
     """How often each is tried on what the run has left."""
 
@@ -187,8 +188,9 @@ async def _on_fleet(
     watch = Watch(fleet.endpoints)
     with (folder / "history.jsonl").open("w") as out:
         recorder = Recorder(out)
-        struck = await _under_faults(config, fleet, schedule, recorder, watch, note)
-    return schedule, struck, await evidence(fleet, recorder, oracle, watch)
+        struck, began_at = await _under_faults(config, fleet, schedule, recorder, watch, note)
+    run = await evidence(fleet, recorder, oracle, watch)
+    return schedule, struck, replace(run, outages=outages(struck, plan, began_at))
 
 
 async def _ask_without_faults(config: ChaosConfig, fleet: ChaosFleet) -> dict[str, Answer]:
@@ -205,7 +207,8 @@ async def _under_faults(
     recorder: Recorder,
     watch: Watch,
     note: Callable[[str], None],
-) -> list[Struck]:
+) -> tuple[list[Struck], float]:
+    """What was done, and when it began, by the history's clock."""
     nemesis = Nemesis(
         processes=fleet,
         server=fleet.server,
@@ -227,7 +230,7 @@ async def _under_faults(
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-    return striking.result()
+    return striking.result(), nemesis.began_at
 
 
 async def evidence(fleet: ChaosFleet, recorder: Recorder, oracle: Mapping[str, Answer], watch: Watch) -> Run:

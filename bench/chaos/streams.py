@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench.chaos.findings import Finding
 from bench.chaos.history import BAD, CANCEL, PROBE
+from bench.chaos.outages import excused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +90,12 @@ def timed_out(request: Request) -> bool:
     return deadline is not None and last is not None and last.at - request.invoked.at >= deadline - 0.1
 
 
+def is_ample(request: Request, rules: Rules) -> bool:
+    """Whether there was time for it, whatever happened meanwhile."""
+    deadline = request.invoked.deadline_s
+    return deadline is not None and deadline >= rules.ample_s
+
+
 def check_streams(request: Request) -> Iterator[Finding]:
     """Each call by itself: indexes go on from where they should, one end per choice, nothing behind it."""
     for number, call in enumerate(request.streams):
@@ -134,17 +141,18 @@ def check_ends(request: Request, run: Run, rules: Rules) -> Iterator[Finding]:
     missing = [choice for choice, one in enumerate(seen) if not one.finishes]
     said = " ".join(call.status or "open" for call in request.streams)
     if timed_out(request):
-        if rules.ample_deadlines and not cancelled and not all(one.whole for one in seen):
+        if is_ample(request, rules) and not cancelled and not all(one.whole for one in seen):
             yield Finding("I1", "expired", request.id, f"met its deadline after calls: {said}")
         return
     # A client that cancels may leave without waiting for the end.
     ok_before = any(call.status == "OK" for call in request.streams)  # told by check_streams
     if missing and not cancelled and not ok_before:
         yield Finding("I1", "lost", request.id, f"no end of choices {missing} after calls: {said}")
+    by_outage = excused(request.streams[-1], run)
     for choice, one in enumerate(seen):
         if one.finish == "CANCELLED" and not cancelled:
             yield Finding("I1", "cancelled unasked", request.id, f"choice {choice}")
-        if one.finish == "ERROR" and rules.lossless and len(one.finishes) == 1:
+        if one.finish == "ERROR" and rules.lossless and len(one.finishes) == 1 and not by_outage:
             yield Finding("I1", "failed", request.id, f"choice {choice} after calls: {said}")
 
 

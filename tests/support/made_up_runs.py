@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 STORIES: Final = ("plain", "cut", "refused at first", "refused", "cancelled", "too late", "bad", "probe")
 """What may happen to a request. Each run has each of them."""
-DEADLINE_S: Final = 30.0
+SHORT: Final = ("refused", "too late")
+"""What may only happen to who has not much time."""
+DEADLINES_S: Final = (30.0, 120.0)
+"""Of these, and of all others."""
 TTL_MS: Final = 500_000
 
 
@@ -116,7 +119,7 @@ class _Stage:
             Invoked(
                 *(request_id, self._tick(), digest, self.numbers.choice(("greedy", "seeded")), len(answer.choices)),
                 role=role,
-                deadline_s=DEADLINE_S,
+                deadline_s=DEADLINES_S[story not in SHORT],
                 expect="INVALID_ARGUMENT" if role == BAD else "",
             )
         )
@@ -216,7 +219,7 @@ class _Stage:
         stream = self._call()
         for piece in some:
             self._come(stream, piece)
-        self.now = self.request.invoked.at + DEADLINE_S + 0.1
+        self.now = self.request.invoked.at + DEADLINES_S[0] + 0.1
         self._end(stream, "DEADLINE_EXCEEDED", message="Deadline Exceeded")
         self._keep(some, outside="ERROR")
 

@@ -164,9 +164,9 @@ class TestEnds:
 
     def test_expired_though_there_was_time(self) -> None:
         expired = call(0, (0, (7,), "a", ""), status="DEADLINE_EXCEEDED", at=10.8)
-        assert found(expired, rules=Rules(ample_deadlines=True)) == ["I1 expired"]
-        assert found(call(0, status="DEADLINE_EXCEEDED", at=10.9), rules=Rules(ample_deadlines=True)) == []
-        assert found(call(0, *WHOLE, at=10.7), rules=Rules(ample_deadlines=True)) == []
+        assert found(expired, rules=Rules(ample_s=10.0)) == ["I1 expired"]
+        assert found(expired, rules=Rules(ample_s=10.1)) == []
+        assert found(call(0, *WHOLE, at=10.7), rules=Rules(ample_s=10.0)) == []
 
     def test_late(self) -> None:
         late = call(0, (0, (7,), "a", ""), status="DEADLINE_EXCEEDED", at=13.0)

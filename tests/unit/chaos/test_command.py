@@ -54,7 +54,7 @@ def test_a_run_that_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "seed 4: 1 faults injected" in output
     assert "longest silence in an answer: p50 0.50 s, max 2.00 s\nno violation" in output
     assert (config.seed, config.seconds, config.kinds) == (4, 120.0, (Kind.RESET, Kind.WORKER_KILL))
-    assert config.rules == Rules(lossless=True, ample_deadlines=True)
+    assert config.rules == Rules()
     assert (settings.workers, settings.gateways, settings.namespace, folder) == (2, 2, "chaos", tmp_path)
     assert (tmp_path / "log.txt").read_text() == "w0 a line\n"
     written = json.loads((tmp_path / "report.json").read_text())
@@ -66,7 +66,7 @@ def test_defaults_strike_with_everything(monkeypatch: pytest.MonkeyPatch, tmp_pa
     _, output, (config, settings, _) = ran(monkeypatch, tmp_path, report([], PROOFS), "--json")
     assert json.loads(output) == json.loads((tmp_path / "report.json").read_text())
     assert config.kinds == tuple(Kind)
-    assert config.rules == Rules(lossless=True, ample_deadlines=True)
+    assert config.rules == Rules()
     assert (config.seconds, settings.workers, settings.model) == (60.0, 3, "smollm2-135m")
 
 

@@ -229,7 +229,7 @@ async def test_a_load_has_its_share_of_everything() -> None:
         return GENERATE, {}, Script._Call(Script(), [response(0, [5], inference_pb2.STOP)], OK)
 
     recorder = Recorder()
-    habits = Habits(rate=400.0, bad=0.3, cancels=0.0, go_on=at_once)
+    habits = Habits(rate=400.0, bad=0.3, cancels=0.0, go_on=at_once, merged_every=0)
     async with Driver(TARGETS, recorder, seed=5, habits=habits) as driver:
         await driver.load(payloads(1, 10), bad_payloads(), 0.5)
         await driver.ask_each(payloads(1, 3))
