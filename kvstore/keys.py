@@ -21,10 +21,10 @@ name                            type                what
                                                     first delivery), prompt_tokens, predicted (cached tokens, by who
                                                     sent it where it is), cached_tokens, fetched_tokens (of
                                                     those, from the page store), fingerprint (of the worker's
-                                                    model), deaths (workers that died of it), detached ("1":
-                                                    nobody's leaving ends it), orphaned_ms (when it was first found
-                                                    with no worker to run it), mover (call that moved it to another
-                                                    worker last), route (its id in
+                                                    model), deaths (workers in a row that died of it),
+                                                    detached ("1": nobody's leaving ends it), orphaned_ms (when it
+                                                    was first found with no worker to run it), mover (call that
+                                                    moved it to another worker last), route (its id in
                                                     ``routes``), stolen_from (worker), finish (of the choice that
                                                     ended last, or from outside), finisher. No TTL until it ended.
 ``jobs:<worker>``               stream              field ``request`` = id of a job that has not ended, in the order in
@@ -38,6 +38,9 @@ name                            type                what
                                                     names the dead ones until their streams are empty.
 ``left:<worker>:<incarnation>`` string with TTL     that life said goodbye, with jobs in its stream: it did not die
                                                     of them.
+``suspect:<worker>``            string with TTL     request id of the suspect that was moved there last: a job
+                                                    that a worker may have died of. Believed as far as that job
+                                                    is there still, and has no token since.
 ``ledger``                      hash                jobs ever accepted, and of those: finished, failed, cancelled,
                                                     expired, dead. With the entries of all streams they add up.
 ``dead``                        stream with TTL     field ``d`` = octavo.v1.DeadJob: jobs that too many workers died
@@ -115,6 +118,9 @@ class Keys:
 
     def left(self, worker: str, incarnation: str) -> str:
         return self._name("left", worker, incarnation)
+
+    def suspect(self, worker: str) -> str:
+        return self._name("suspect", worker)
 
     @property
     def ledger(self) -> str:

@@ -62,7 +62,7 @@ class Orphan:
     fingerprint: str
     """Of the model that its tokens were computed with, or were to be; empty: unknown."""
     deaths: int
-    """Workers that died of it, this one included. From 1 on it is a suspect."""
+    """Workers in a row that died of it, this one included. From 1 on it is a suspect."""
     state: JobState
     seen_ms: int
     """When this was found, by the broker's clock."""
@@ -102,7 +102,7 @@ class Rehomed(Enum):
     DEAD = "dead"
     """It ended with FAILURE_DEAD, and is kept among the dead."""
     WAITING = "waiting"
-    """There is no target yet; it stays where it is."""
+    """There is no target yet, or that has a suspect already and this is one; it stays where it is."""
     STALE = "stale"
     """It is not as it was found (somebody else did it, or its worker is back), or the target is gone: look again."""
 

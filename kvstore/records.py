@@ -110,8 +110,8 @@ class JobRecord:
     owner: str
     """Incarnation that claimed it; empty while queued."""
     entry: str
-    """Its place in the worker's stream: with the attempt it tells one life of a request id from another, as a job that was
-    lost and submitted again begins with attempt 1 anew."""
+    """Its place in the worker's stream: with the attempt it tells one life of a request id from another, as a job that
+    was lost and submitted again begins with attempt 1 anew."""
     worker: str
     worker_incarnation: str
     gateway: str
@@ -130,7 +130,9 @@ class JobRecord:
     fingerprint: str
     """Of the model at the worker that has it; empty: unknown."""
     deaths: int
-    """Workers that died of it."""
+    """Workers in a row that died of it, as far as it has been moved."""
+    digest: bytes
+    """Of what was asked for: with the same one it is the same job."""
     detached: bool
     """Nobody's leaving ends it."""
     stolen_from: str
@@ -147,7 +149,7 @@ RECORD_FIELDS = (
     *("state", "attempt", "owner", "entry", "worker", "worker_incarnation", "gateway"),
     *("prompt_tokens", "predicted", "cached_tokens", "stolen_from"),
     *("fetched_tokens", "fingerprint", "deaths", "detached"),
-    *("submitted_ms", "deadline_ms", "finish", "choices"),
+    *("submitted_ms", "deadline_ms", "digest", "finish", "choices"),
     *(f"next:{choice}" for choice in range(MAX_CHOICES)),
     *(f"end:{choice}" for choice in range(MAX_CHOICES)),
 )
@@ -241,7 +243,7 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
     state, attempt, owner, entry, worker, worker_incarnation, gateway, *numbers = stored
     prompt_tokens, predicted, cached_tokens, stolen_from, *numbers = numbers
     fetched_tokens, fingerprint, deaths, detached, *numbers = numbers
-    submitted_ms, deadline_ms, finish, choices, *by_choice = numbers
+    submitted_ms, deadline_ms, digest, finish, choices, *by_choice = numbers
     count = int(choices)
     past = {choice: int(index or 0) for choice, index in enumerate(by_choice[:count])}
     ends = {choice: int(end) for choice, end in enumerate(by_choice[MAX_CHOICES:][:count]) if end}
@@ -263,6 +265,7 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         fetched_tokens=int(fetched_tokens or 0),
         fingerprint=(fingerprint or b"").decode(),
         deaths=int(deaths or 0),
+        digest=digest or b"",
         detached=detached == b"1",
         stolen_from=(stolen_from or b"").decode(),
         finish=int(finish) if finish else None,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ORPHAN_WAIT_S = 30.0
 """How long a job waits for a worker that could run it, from when it was first found without one."""
+_MARK_TTL_MS = 3600 * 1000
+"""Of a suspect's mark: longer than anything that runs is without a token."""
 
 
 async def rehome(
@@ -45,9 +47,9 @@ async def rehome(
     if target is not None:
         names += [
             *(keys.worker(target.worker), keys.jobs(target.worker)),
-            keys.load(target.worker, target.incarnation),
+            *(keys.load(target.worker, target.incarnation), keys.suspect(target.worker)),
         ]
-        args += [target.worker, target.incarnation, max(target.prefill, 0), max(target.predicted, 0)]
+        args += [target.worker, target.incarnation, max(target.prefill, 0), max(target.predicted, 0), _MARK_TTL_MS]
     return Rehomed((await broker.script("rehome", names, args)).decode())
 
 

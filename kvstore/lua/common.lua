@@ -237,12 +237,15 @@ local function abandoned(life, stream, group, entry)
   return life.draining
 end
 
--- How many workers have died of a job, with the one that has it: it ran there, and not a token came of it. Whoever said
--- goodbye has not died.
+-- How many workers in a row have died of a job, with the one that has it: it ran there, and not a token came of it. One
+-- where it got a token ends the row; one that said goodbye has not died.
 local function deaths_of(prefix, worker, state, owner, began, deaths, positions)
   local before = tokens_of(deaths)
-  if state ~= 'running' or tokens_in(positions) > tokens_of(began)
-    or redis.call('EXISTS', prefix .. 'left:' .. worker .. ':' .. (owner or '')) == 1 then
+  if state ~= 'running' then
+    return before
+  elseif tokens_in(positions) > tokens_of(began) then
+    return 0
+  elseif redis.call('EXISTS', prefix .. 'left:' .. worker .. ':' .. (owner or '')) == 1 then
     return before
   end
   return before + 1

@@ -2,16 +2,20 @@
 -- Moves a job that nobody will run to a worker that will, or gives it up.
 --
 -- KEYS 1 workers   2 lease of the worker that has it   3 its stream   4 job   5 log   6 the dead
---      with a target: 7 its lease   8 its stream   9 load of its incarnation
+--      with a target: 7 its lease   8 its stream   9 load of its incarnation   10 mark of its suspect
 -- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms   5 entry   6 attempt   7 deaths, with this one
 --      8 choices that a job may have   9 mover (random, one per call of rehome())   10 retention in ms
 --      11 for how long it waits for a target, in ms   12 finish of a job that is given up
 --      13 octavo.v1.Deliveries for one that waited in vain   14 for one that too many workers died of
 --      15 octavo.v1.DeadJob, '': it has no such fault   16 about how many of them are kept   17 for how long, in ms
 --      with a target: 18 worker   19 its incarnation   20 of the prompt and the tokens, what it computes anew
---      21 tokens predicted as cached
--- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet), or 'stale': it is not as the
--- caller saw it, or the target is gone.
+--      21 tokens predicted as cached   22 for how long the mark is kept, in ms
+-- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet, or that has a suspect and this
+-- is one), or 'stale': it is not as the caller saw it, or the target is gone.
+--
+-- A job that a worker may have died of is a suspect until it gets a token. No two of them are at one worker, whoever
+-- moves them: what kills the next worker, too, would take the others with it, time and again, until all of them had as
+-- many deaths as it has. Those that wait for that wait as long as it takes.
 --
 -- Races closed: the caller's look may be old, so all that it saw is compared here: of several gateways one moves a job;
 -- a worker that came back, or read the entry after all, keeps it; a job that was ended, moved or submitted anew under its
@@ -67,13 +71,40 @@ if not KEYS[7] then
   return 'waiting'
 end
 
-local target_lease, target_stream, target_load = unpack(KEYS, 7, 9)
-local target, incarnation, prefill, predicted = unpack(ARGV, 18, 21)
+local target_lease, target_stream, target_load, mark = unpack(KEYS, 7, 10)
+local target, incarnation, prefill, predicted, mark_ttl = unpack(ARGV, 18, 22)
+local request = string.match(job, ':job:(.*)$')
 local holder = redis.pcall('HMGET', target_lease, 'incarnation', 'state')
 if holder.err or holder[1] ~= incarnation or holder[2] ~= 'ready' then
   return 'stale'
 end
-local moved = redis.pcall('XADD', target_stream, '*', 'request', string.match(job, ':job:(.*)$'))
+
+-- Whether another suspect is at the target: the job that the mark names, if that is still there, not read or running,
+-- and has no token since. Nobody takes a mark away, so it says nothing without its job.
+local function occupied()
+  local named = redis.pcall('GET', mark)
+  if type(named) ~= 'string' or named == request then
+    return false
+  end
+  local other = prefix .. 'job:' .. named
+  local known = redis.pcall('HMGET', other, 'state', 'worker', 'owner', 'entry', 'deaths', 'began', 'choices')
+  if known.err or known[2] ~= target or tokens_of(known[5]) == 0 then
+    return false
+  end
+  local found = redis.pcall('XRANGE', target_stream, known[4] or '', known[4] or '')
+  if found.err or not found[1] then
+    return false
+  end
+  return known[1] == 'queued' or (known[1] == 'running' and known[3] == incarnation
+    and tokens_in(committed(other, known[7], most_choices)) <= tokens_of(known[6]))
+end
+
+local suspect = tonumber(deaths) > 0
+if suspect and occupied() then
+  redis.call('HDEL', job, 'orphaned_ms') -- workers are there
+  return 'waiting'
+end
+local moved = redis.pcall('XADD', target_stream, '*', 'request', request)
 if type(moved) == 'table' then
   return 'stale' -- a key of another type
 end
@@ -83,7 +114,10 @@ charge_to(target_load, seen[6], prefill, seen[8])
 redis.call('HSET', job, 'worker', target, 'worker_incarnation', incarnation, 'entry', moved, 'state', 'queued', 'owner', '',
   'prefill', prefill, 'predicted', predicted, 'deaths', deaths, 'mover', mover)
 redis.call('HDEL', job, 'orphaned_ms')
+if suspect then
+  redis.call('SET', mark, request, 'PX', mark_ttl)
+end
 if seen[3] and seen[3] ~= '' then
-  redis.call('PUBLISH', prefix .. 'channel:' .. seen[3], string.match(job, ':job:(.*)$'))
+  redis.call('PUBLISH', prefix .. 'channel:' .. seen[3], request)
 end
 return 'moved'

@@ -12,6 +12,7 @@
 -- Of the first unread entries it takes the first that is worth it. At the victim it waits for the prompts charged before
 -- it and for a place, then what isn't cached of its tokens is computed; at the thief, for whatever has come there
 -- meanwhile, then what the thief does not hold of them is. So it is charged there, and so it is predicted to be found.
+-- A job that workers have died of stays where rehome.lua put it: the thief may have another one.
 --
 -- Races closed: an entry after the group's last delivered one has never left the server, so the victim never learns of a
 -- job that is taken, whatever it is reading meanwhile; of several thieves one gets it; a job that was cancelled or submitted
@@ -76,10 +77,11 @@ local function unread(last, count)
   for _, entry in ipairs(entries.err and {} or entries) do
     local job = prefix .. 'job:' .. (entry[2][2] or '')
     local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'worker_incarnation', 'charge', 'prefill',
-      'prompt_tokens', 'choices', 'predicted')
+      'prompt_tokens', 'choices', 'predicted', 'deaths')
     if not seen.err and seen[1] == 'queued' and seen[2] == victim and seen[3] == entry[1] then
       found[#found + 1] = {job = job, request = entry[2][2], entry = entry[1], life = seen[4] or '', charge = seen[5],
-        prefill = tokens_of(seen[6]), prompt = tokens_of(seen[7]), choices = sequences_of(seen[8])}
+        prefill = tokens_of(seen[6]), prompt = tokens_of(seen[7]), choices = sequences_of(seen[8]),
+        suspect = tokens_of(seen[10]) > 0}
       share(found[#found], tokens_of(seen[9]))
       prefill = prefill + found[#found].prefill
       sequences = sequences + found[#found].choices
@@ -130,7 +132,7 @@ for _, job in ipairs(jobs) do
   local there = (before + job.prefill) * their_s + lacking(ahead, theirs[5]) * place_s
   -- A place takes as long here: it is the same model, and so are the answers.
   local here = (own_prefill + job.own) * own_s + lacking(own_sequences + job.choices, ours[6]) * place_s
-  if fits(job) and here + margin_s < there then
+  if not job.suspect and fits(job) and here + margin_s < there then
     return move(job)
   end
   before = before + job.prefill

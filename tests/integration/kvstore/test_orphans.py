@@ -160,8 +160,8 @@ async def test_many_gateways_move_each_job_once(mortal: Stage, broker: Broker) -
     for number in range(60):
         await mortal.submit(f"d{number}", dead)
         await mortal.submit(f"p{number}", restarted)
-    await mortal.claim(dead)
-    await mortal.claim(restarted)
+    await mortal.entries(dead)
+    await mortal.entries(restarted)
     await mortal.perish(dead)
     await mortal.perish(restarted)
     now = await mortal.worker("w1")

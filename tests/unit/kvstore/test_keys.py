@@ -16,6 +16,7 @@ def test_names() -> None:
         keys.log("r"): "{octavo:ns}:log:r",
         keys.worker("w"): "{octavo:ns}:worker:w",
         keys.left("w", "i"): "{octavo:ns}:left:w:i",
+        keys.suspect("w"): "{octavo:ns}:suspect:w",
         keys.ledger: "{octavo:ns}:ledger",
         keys.dead: "{octavo:ns}:dead",
         keys.load("w", "i"): "{octavo:ns}:load:w:i",

@@ -136,12 +136,14 @@ def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:
     assert (record.owner, record.entry, record.worker) == ("i", "7-0", "w0")
     assert (record.next, record.ends) == ({0: 7, 1: 0, 2: 4}, {2: inference_pb2.LENGTH})
     assert (record.fetched_tokens, record.fingerprint, record.deaths, record.detached) == (0, "", 0, False)
-    fields |= {"fetched_tokens": b"5", "fingerprint": b"f", "deaths": b"2", "detached": b"1"}
+    assert record.digest == b""
+    fields |= {"fetched_tokens": b"5", "fingerprint": b"f", "deaths": b"2", "detached": b"1", "digest": b"x\x00y"}
     record = parse_record("r", [fields.get(name) for name in RECORD_FIELDS], now_ms=2000)
     assert record is not None
     assert (record.fetched_tokens, record.fingerprint, record.deaths, record.detached) == (5, "f", 2, True)
+    assert (record.digest, record.request_id) == (b"x\x00y", "r")
     assert parse_record("r", [None] * len(RECORD_FIELDS), now_ms=0) is None
-    assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 19 + 2 * MAX_CHOICES
+    assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 20 + 2 * MAX_CHOICES
 
 
 ENTRY = Entry("1-0", "r")
