@@ -6,7 +6,9 @@
                                       ^                |
                                       +---- it fails --+
 
-A circuit belongs to one life of a worker. A job that a worker could not even be given counts as one that failed.
+A circuit belongs to one life of a worker. That a worker is gone is no failure: its lease says it, to everybody. A trial
+has succeeded with its first token: a long answer does not keep others from a worker that works again. What fails behind
+that opens the circuit at once.
 """
 
 from __future__ import annotations
@@ -50,6 +52,11 @@ class Breaker:
         """Workers that get no jobs now, or one at a time."""
         return sum(each.opened_at is not None for each in tuple(self._circuits.values()))
 
+    @property
+    def known(self) -> int:
+        """Workers whose last job failed."""
+        return len(self._circuits)
+
     def failed(self, incarnation: str) -> None:
         """A job failed there, by the worker's fault as far as anybody can tell."""
         circuit = self._circuits.pop(incarnation, None) or Circuit()
@@ -63,6 +70,17 @@ class Breaker:
     def succeeded(self, incarnation: str) -> None:
         """A job ended well there."""
         self._circuits.pop(incarnation, None)
+
+    def began(self, incarnation: str) -> None:
+        """A trial's first token has been committed there: the worker gets jobs again."""
+        circuit = self._circuits.get(incarnation)
+        if circuit is not None and circuit.trial:
+            circuit.failures, circuit.opened_at, circuit.trial = FAILURES - 1, None, False
+
+    def keep(self, live: Collection[str]) -> None:
+        """Forgets all other lives of workers: they are over."""
+        for incarnation in [each for each in self._circuits if each not in live]:
+            del self._circuits[incarnation]
 
     def refused(self, able: Collection[str], *, trials: bool = True) -> dict[str, str]:
         """Of the workers that could take a job, those that should not, with the reason: never all of them. `trials`:

@@ -110,3 +110,37 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(MAX_CIRCUITS):
         breaker.failed(f"w{number}")
     assert breaker.open == 0
+
+
+def test_the_first_token_of_a_trial_is_enough_and_what_fails_behind_it_opens_at_once() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += OPEN_S
+    breaker.begin("a")
+    breaker.began("a")
+    assert (breaker.refused(["a", "b"]), breaker.open) == ({}, 0)
+    breaker.failed("a")
+    assert (breaker.refused(["a", "b"]), breaker.open) == ({"a": "its last 5 jobs failed"}, 1)
+    clock.now += OPEN_S
+    breaker.begin("a")
+    breaker.began("a")
+    breaker.release("a")
+    breaker.succeeded("a")
+    breaker.failed("a")
+    assert (breaker.refused(["a", "b"]), breaker.open) == ({}, 0)
+
+
+def test_tokens_of_jobs_that_are_on_no_trial_say_nothing() -> None:
+    breaker = opened(Clock())
+    for worker in ("a", "nobody"):
+        breaker.began(worker)
+    assert (breaker.refused(["a", "b"]), breaker.open) == ({"a": "its last 5 jobs failed"}, 1)
+
+
+def test_lives_that_are_over_are_forgotten() -> None:
+    breaker = opened(Clock())
+    breaker.failed("b")
+    breaker.keep({"b", "c"})
+    assert (breaker.open, breaker.known) == (0, 1)
+    breaker.keep(())
+    assert breaker.known == 0
