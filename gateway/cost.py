@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvstore.registry import READY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from kvstore.registry import Load
 
@@ -170,22 +170,24 @@ def cost(work: Work, candidate: Candidate) -> Cost:
     )
 
 
-def costs_of(work: Work, candidates: Sequence[Candidate]) -> list[Cost]:
-    """Of giving the job to each of the candidates.
+def costs_of(work: Work, candidates: Sequence[Candidate], refused: Container[str] = ()) -> list[Cost]:
+    """Of giving the job to each of the candidates. `refused`: incarnations that can't, or should not, take it.
 
     For the job alone it is never worth computing anew what another worker holds, until that one's queue is as long. But
     what many ask for all the time keeps its few holders busy, while others are idle: so one more place for it is worth
-    what it saves to each of those who come next, as much of it as then goes there.
+    what it saves to each of those who come next, as much of it as then goes there. What a worker holds that takes no
+    jobs is of no use to them.
     """
     found = [cost(work, each) for each in candidates]
-    most = max((each.held for each in candidates if each.state == READY), default=0)
-    holders = [one.total_s for one, each in zip(found, candidates, strict=True) if each.held >= most]
+    able = [at for at, each in enumerate(candidates) if each.state == READY and each.incarnation not in refused]
+    most = max((candidates[at].held for at in able), default=0)
+    holders = [found[at].total_s for at in able if candidates[at].held >= most]
     if not most or len(holders) >= COPIES * work.repeats * min(holders):
         return found
     least, coming = min(holders), work.repeats * AHEAD_S / (len(holders) + 1)
-    for at, each in enumerate(candidates):
-        if each.held < most:
-            as_holder = cost(work, each._replace(held=most)).total_s
+    for at in able:
+        if candidates[at].held < most:
+            as_holder = cost(work, candidates[at]._replace(held=most)).total_s
             saved_s = min(coming * (least - as_holder), found[at].total_s - as_holder)
             found[at] = found[at]._replace(saved_s=max(saved_s, 0.0))
     return found

@@ -12,8 +12,8 @@ from gateway.answers import MAX_MODELS, Answers
 from gateway.breaker import Breaker
 from gateway.cost import Candidate, Rates, Work, cached, level
 from gateway.pending import Pending, Promises, added
-from gateway.prefixes import Index, Looks, PromptHashes, View
-from gateway.repeats import Repeats
+from gateway.prefixes import Index, Looks, PromptHashes, View, kind_of
+from gateway.repeats import ModelRepeats
 from gateway.router import READY, Decision, Policy, route
 from kvstore.jobs import charge
 from kvstore.registry import Load
@@ -86,7 +86,7 @@ class Placing:
         self._policy = policy
         self._promises = Promises()
         self._speeds = Speeds()
-        self._repeats = Repeats()
+        self._repeats = ModelRepeats()
         self._clock = clock
         self._last: OrderedDict[str, str] = OrderedDict()
         self.pending = Pending()
@@ -110,9 +110,9 @@ class Placing:
             view = await self._looks.look(workers, need.hashes, lambda: self._promised(workers, need.hashes), begin)
             self.index = view.index
             candidates = self._candidates(need, workers, view, reading)
-            work = self._work(need, self._repeated(need, workers, candidates))
-            last = self._last.get(need.job.model, "")
             unable = self._unable(candidates, need)
+            work = self._work(need, self._repeated(need, workers, candidates, unable))
+            last = self._last.get(need.job.model, "")
             decision = route(candidates, work, policy=self._policy, refused=unable, rng=self._rng, last=last)
             return self._booked(need, workers, decision, view.index)
         finally:
@@ -131,13 +131,22 @@ class Placing:
         """The job has output, or has ended: its worker's blocks are in the index, if anywhere. May be repeated."""
         self._promises.forget(promise)
 
-    def _repeated(self, need: Need, workers: Sequence[WorkerInfo], candidates: Sequence[Candidate]) -> float:
-        """How many jobs a second begin like this one, as far as that worker has it that has the most; 0: few."""
-        if need.repeats is None and candidates:
-            held, worker = max(zip((each.held for each in candidates), workers, strict=True), key=lambda pair: pair[0])
-            blocks = held // worker.block_size
-            beginning = need.hashes.of(worker)[blocks - 1] if blocks else None
-            need.repeats = self._repeats.note(beginning, self._clock())
+    def _repeated(
+        self,
+        need: Need,
+        workers: Sequence[WorkerInfo],
+        candidates: Sequence[Candidate],
+        unable: Mapping[str, str],
+    ) -> float:
+        """How many jobs a second begin like this one, as far as that worker has it that has the most of those that
+        could take it; 0: few."""
+        held = [each.held for each in candidates if each.state == READY and each.incarnation not in unable]
+        if need.repeats is None and held:
+            # One kind of worker names prompts for all: the same one must not count twice, whoever holds most of it.
+            names = min(workers, key=kind_of)
+            blocks = max(held) // names.block_size
+            beginning = need.hashes.of(names)[blocks - 1] if blocks else None
+            need.repeats = self._repeats.of(need.job.model).note(beginning, self._clock())
         return need.repeats or 0.0
 
     def _work(self, need: Need, repeats: float) -> Work:

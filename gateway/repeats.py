@@ -7,6 +7,8 @@ import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from gateway.answers import MAX_MODELS
+
 if TYPE_CHECKING:
     from kvstore.block_hash import BlockHash
 
@@ -48,3 +50,23 @@ class Repeats:
 
     def __len__(self) -> int:
         return len(self._seen)
+
+
+class ModelRepeats:
+    """Of each model by itself: what others are asked says nothing of what is most of its prompts."""
+
+    def __init__(self, *, models: int = MAX_MODELS) -> None:
+        self._most = models
+        self._of: OrderedDict[str, Repeats] = OrderedDict()
+
+    def of(self, model: str) -> Repeats:
+        """The model's own. What was asked for longest ago is forgotten."""
+        known = self._of.pop(model, None)
+        known = Repeats() if known is None else known
+        self._of[model] = known
+        while len(self._of) > self._most:
+            self._of.popitem(last=False)
+        return known
+
+    def __len__(self) -> int:
+        return len(self._of)

@@ -72,7 +72,7 @@ def route(
     `refused`: incarnation to reason, for workers that can't take this job. `last`: the worker that was chosen before
     this, for round-robin.
     """
-    found = zip(candidates, costs_of(work, candidates), strict=True)
+    found = zip(candidates, costs_of(work, candidates, refused), strict=True)
     costs = {each.incarnation: each_cost for each, each_cost in found}
     able = [each for each in candidates if each.state == READY and each.incarnation not in refused]
     best = {each.incarnation for each in _best(able, costs, policy, last)}

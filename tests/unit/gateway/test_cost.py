@@ -162,6 +162,17 @@ def test_a_prefix_has_no_more_places_than_jobs_that_begin_with_it() -> None:
     assert saved(work, HOLDER._replace(state="draining", held=1499), *enough, IDLE)[-1] == 0.0
 
 
+def test_who_can_not_take_the_job_is_no_holder() -> None:
+    under_way = 2.0
+    work = replace(WORK, repeats=under_way / cost(WORK, HOLDER).total_s)
+    enough = [HOLDER] * math.ceil(COPIES * under_way)
+    full = HOLDER._replace(incarnation="full-1", held=1499)
+    short = costs_of(work, [full, *enough[1:], IDLE], {"full-1"})
+    assert (short[0].saved_s, short[-1].saved_s > 0.0) == (0.0, True)
+    assert costs_of(work, [full, *enough, IDLE], {"full-1"})[-1].saved_s == 0.0
+    assert costs_of(work, [full, IDLE], {"full-1"}) == [cost(work, full), cost(work, IDLE)]
+
+
 def rates_of(*workers: Rates, kinds: str = "") -> list[Rates]:
     return level(kinds or "f" * len(workers), workers)
 

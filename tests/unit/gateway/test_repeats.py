@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.repeats import Repeats
+from gateway.repeats import ModelRepeats, Repeats
 from kvstore.block_hash import BlockHash
 
 ONE, OTHER, THIRD = (BlockHash(name * 32) for name in (b"1", b"2", b"3"))
@@ -64,3 +64,22 @@ def test_what_was_asked_for_least_lately_is_forgotten() -> None:
     for _ in range(20):
         repeats.note(OTHER, 0.0)
     assert repeats.note(OTHER, 0.0) == pytest.approx(2.0)
+
+
+def test_each_model_has_its_own_and_the_one_that_was_asked_for_longest_ago_is_forgotten() -> None:
+    models = ModelRepeats(models=2)
+    for _ in range(9):
+        models.of("busy").note(None, 0.0)
+    models.of("quiet").note(ONE, 0.0)
+    assert models.of("quiet").note(ONE, 0.0) == pytest.approx(0.1)
+    assert models.of("busy").note(ONE, 0.0) == models.of("busy").note(ONE, 0.0) == 0.0
+    models.of("third")
+    assert len(models) == 2
+    assert models.of("quiet").note(ONE, 0.0) == 0.0
+
+
+def test_prompts_of_which_nobody_has_anything_count_for_their_model_too() -> None:
+    models = ModelRepeats()
+    models.of("m").note(None, 0.0)
+    models.of("m").note(ONE, 0.0)
+    assert models.of("m").note(ONE, 0.0) == 0.0  # one of two is not most
