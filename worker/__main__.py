@@ -89,7 +89,7 @@ OPTIONS = [
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
     option("--grace", type=Finite(min=0), default=30.0, help="Seconds that running jobs get at SIGTERM."),
-    option("--orphan-grace", type=Finite(min=0), default=10.0, help="And when their gateway has died."),
+    option("--orphan-grace", type=Finite(min=0), default=45.0, help="And when their gateway has died."),
 ]
 
 

@@ -64,8 +64,9 @@ class WorkerConfig:
     metrics_port: int = 0
     grace: float = 30.0
     """How long running jobs may go on after SIGTERM."""
-    orphan_grace: float = 10.0
-    """How long a job goes on when its gateway has died."""
+    orphan_grace: float = 45.0
+    """How long a job goes on when its gateway has died, or is cut off from the broker, before it is ended: clients need
+    up to 15 s to leave one that stands still, and a stream bears with a broker for 30 s."""
 
     @property
     def num_blocks(self) -> int:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
 
+from kvstore.client import BrokerConfig
 from worker.__main__ import command, config_of
-from worker.config import PagesConfig
-
-if TYPE_CHECKING:
-    from worker.config import WorkerConfig
+from worker.config import PagesConfig, WorkerConfig
 
 
 def config(*arguments: str) -> WorkerConfig:
@@ -26,6 +23,8 @@ def test_the_defaults() -> None:
     assert (default.cache_tokens, default.cache_blocks, default.block_run) == (None, None, 1)
     assert config("--block-run", "16").block_run == 16
     assert (default.step_tokens, default.chunk_tokens, default.max_running) == (512, 256, 32)
+    assert (default.grace, default.orphan_grace) == (30.0, 45.0)
+    assert WorkerConfig("w0", BrokerConfig("redis://x"), "m").orphan_grace == default.orphan_grace
 
 
 def test_cached_tokens_are_bounded_in_whole_blocks() -> None:
