@@ -33,6 +33,7 @@ async def commit(
     incarnation: str,
     deliveries: Sequence[job_pb2.Delivery],
     held: HeldChange | None,
+    entries: Sequence[str],
 ) -> Committed:
     """See ``Jobs.commit``."""
     for delivery in deliveries:
@@ -41,13 +42,14 @@ async def commit(
             raise ValueError(f"request {delivery.request_id}: a chunk with neither tokens nor finish")
     keys = broker.keys
     answers: list[Any] = []
+    claimed_by = iter(entries)
     count: int | None = None
     for batch, (added, removed) in calls(deliveries, held):
         names = [keys.jobs(worker), keys.load(worker, incarnation), keys.held(worker, incarnation)]
         args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms, added, removed, held_ttl_ms]
         for delivery, data in batch:
             names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
-            args += (described(delivery), data)
+            args += (described(delivery, next(claimed_by, "")), data)
         count, *some = await broker.script("commit", names, args)
         answers += some
     gaps: dict[str, dict[int, int]] = defaultdict(dict)
@@ -88,11 +90,11 @@ def batches(deliveries: Sequence[job_pb2.Delivery]) -> Iterator[list[tuple[job_p
         yield batch
 
 
-def described(delivery: job_pb2.Delivery) -> str:
-    """A delivery as commit.lua takes it, which does not know protobuf. One text, for each argument of a script costs
-    its caller more than all that is told here."""
+def described(delivery: job_pb2.Delivery, entry: str) -> str:
+    """A delivery as commit.lua takes it, which does not know protobuf, and its job's entry. One text, for each argument
+    of a script costs its caller more than all that is told here."""
     chunk = delivery.chunk
-    place = f"{delivery.attempt} {chunk.choice} {chunk.start} {chunk.start + len(chunk.token_ids)}"
+    place = f"{delivery.attempt} {chunk.choice} {chunk.start} {chunk.start + len(chunk.token_ids)} {entry}"
     told = delivery.HasField("route")
     if not told and not chunk.finish:
         return place

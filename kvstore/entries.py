@@ -35,18 +35,27 @@ class EntryReader:
     """Reads as one or several consumers, each of which has one read in flight at most.
 
     The server marks entries as delivered when it answers. If that answer is lost, nobody is ever given them again, so
-    after a failed read a consumer first goes through all that is pending for it.
+    after a failed read a consumer first goes through all that is pending for it; and whenever it is told to, ``again``.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         # By (worker, incarnation): the pending entry looked at last, None once all were. Absent: not looked yet.
         self._position: dict[tuple[str, str], str | None] = {}
+        self._again: set[tuple[str, str]] = set()
+        """Consumers whose next read begins with what is pending."""
         self._groups_made: set[str] = set()
+
+    def again(self, worker: str, incarnation: str) -> None:
+        """See ``Jobs.read_again``."""
+        self._again.add((worker, incarnation))
 
     async def read(self, client: Redis, worker: str, incarnation: str, count: int, block_ms: int) -> list[Entry]:
         """See ``Jobs.next_entries``."""
         consumer = (worker, incarnation)
+        if consumer in self._again:
+            self._again.discard(consumer)
+            self._position[consumer] = "0"
         position = self._position.get(consumer, "0")
         try:
             if position is not None:

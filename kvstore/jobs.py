@@ -24,7 +24,6 @@ from kvstore.ledger import Ledger
 from kvstore.orphans import Orphan, Rehomed, Target
 from kvstore.queues import QueueInfo
 from kvstore.records import (
-    RECORD_FIELDS,
     Attached,
     Claim,
     Commit,
@@ -34,7 +33,6 @@ from kvstore.records import (
     JobState,
     Submitted,
     charge,
-    parse_record,
 )
 from kvstore.registry import HELD_LEASES, LEASE_TTL_MS
 from kvstore.rehoming import ORPHAN_WAIT_S
@@ -149,6 +147,11 @@ class Jobs:
         """
         return await self._reader.read(blocking_client, worker, incarnation, count, block_ms)
 
+    def read_again(self, worker: str, incarnation: str) -> None:
+        """The next ``next_entries`` goes through all that is pending for this consumer: after the broker may have lost
+        claims, when no read was under way that could have failed."""
+        self._reader.again(worker, incarnation)
+
     async def claim(self, worker: str, incarnation: str, entries: Sequence[Entry]) -> list[Claim]:
         """Makes this incarnation the owner of the entries' jobs, in one call.
 
@@ -164,11 +167,13 @@ class Jobs:
         incarnation: str,
         deliveries: Sequence[job_pb2.Delivery],
         held: HeldChange | None = None,
+        entries: Sequence[str] = (),
     ) -> Committed:
         """Writes what steps produced, in one call (more only for megabytes); one result for each delivery, in order.
 
         ``held`` goes along: what the worker's pool began and ceased to offer. It may come alone; an empty change asks
-        how many blocks the index has.
+        how many blocks the index has. ``entries`` says of each delivery by which entry its job was claimed: where an
+        id was submitted anew, what its earlier job has said is refused. Empty: not known.
 
         Each delivery goes to its job's log and to its gateway's channel. A chunk with a finish ends its choice; the
         last choice to end ends the job, which leaves the stream and is refunded. May be repeated freely.
@@ -185,6 +190,7 @@ class Jobs:
             incarnation=incarnation,
             deliveries=deliveries,
             held=held,
+            entries=entries,
         )
 
     async def steal(
@@ -250,14 +256,7 @@ class Jobs:
 
     async def get(self, request_id: str) -> JobRecord | None:
         """None when there is no such job, when its retention is over, or when its hash is not as we write it."""
-        (seconds, micros), stored = await self._broker.pipeline(
-            [("TIME",), ("HMGET", self._broker.keys.job(request_id), *RECORD_FIELDS)]
-        )
-        try:
-            return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
-        except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
-            self._broker.malformed += 1
-            return None
+        return await submissions.record(self._broker, request_id)
 
     async def route(self, request_id: str) -> bytes:
         """The octavo.v1.RouteRecord that the job was submitted with; empty: none, or it is not kept any more."""

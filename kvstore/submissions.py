@@ -1,4 +1,4 @@
-"""Accepting a job, once."""
+"""Accepting a job, once; and reading what is known of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import BrokerError, BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.limits import broken
-from kvstore.records import Attached, Submitted, charge
+from kvstore.records import RECORD_FIELDS, Attached, JobRecord, Submitted, charge, parse_record
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -92,6 +92,18 @@ async def attach(broker: Broker, request_id: str, digest: bytes | None, caller: 
     return Attached(
         Submitted(answer.decode()), worker.decode(errors="replace"), int(predicted) if predicted.isdigit() else 0
     )
+
+
+async def record(broker: Broker, request_id: str) -> JobRecord | None:
+    """See ``Jobs.get``."""
+    (seconds, micros), stored = await broker.pipeline(
+        [("TIME",), ("HMGET", broker.keys.job(request_id), *RECORD_FIELDS)]
+    )
+    try:
+        return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
+    except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
+        broker.malformed += 1
+        return None
 
 
 async def route(broker: Broker, request_id: str) -> bytes:

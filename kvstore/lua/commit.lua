@@ -4,14 +4,15 @@
 -- KEYS 1 stream   2 load of this incarnation   3 its held blocks   then for each delivery: job, log
 -- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
 --      5 hashes of blocks added, packed   6 of blocks removed   7 TTL of the held blocks in ms
---      then for each delivery: 'attempt choice first-token-index index-after-the-last', and where the chunk is more than
---      tokens ' finish outcome cached-tokens fetched-tokens' (finish 0: it goes on, then there is no outcome; the last two
---      are left out when not told); octavo.v1.Deliveries with this one delivery
+--      then for each delivery: 'attempt choice first-token-index index-after-the-last entry' (an entry that is left out is
+--      not compared), and where the chunk is more than tokens ' finish outcome cached-tokens fetched-tokens' (finish 0: it
+--      goes on, then there is no outcome; the last two are left out when not told); octavo.v1.Deliveries with this one delivery
 -- Returns the number of held blocks, then for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
 --
 -- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
 --
--- Races closed: a worker that was frozen while its job was ended or given to another attempt is refused (fenced); a
+-- Races closed: a worker that was frozen while its job was ended or given to another attempt is refused (fenced), and so is
+-- what was said of a job that the server has lost, when its id was submitted anew, which begins with the same attempt; a
 -- commit that is repeated after a lost reply changes nothing (duplicate); of a last chunk and a finish from outside
 -- exactly one is written. Of the held blocks a commit tells what changed, not how, so that a repeated one changes nothing;
 -- one that is executed late, after the next, leaves wrong blocks, as does whatever else changes the set: the number gives
@@ -71,11 +72,13 @@ local function tell(job, next_field, stop, end_field, finish, cached, fetched)
 end
 
 local function write(job, log, described, data)
-  local attempt, choice, start, stop, more = match(described, '^(%d+) (%d+) (%d+) (%d+)(.*)$')
+  local attempt, choice, start, stop, entry, more = match(described, '^(%d+) (%d+) (%d+) (%d+) (%S*)(.*)$')
   local next_field, end_field = names_of(choice)
   -- pcall: one key of a wrong type must not break a step half-way through.
-  local seen = pcall('HMGET', job, 'state', 'attempt', 'owner', next_field, end_field, 'gateway', 'prefill')
+  local seen = pcall('HMGET', job, 'state', 'attempt', 'owner', next_field, end_field, 'gateway', 'prefill', 'entry')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
+    return FENCED
+  elseif entry ~= '' and seen[8] ~= entry then
     return FENCED
   end
   if choice ~= '0' and tonumber(choice) >= (tonumber(call('HGET', job, 'choices') or '') or 1) then
@@ -94,7 +97,9 @@ local function write(job, log, described, data)
   end
 
   if pcall('XADD', log, '*', 'd', data).err then
-    return FENCED
+    -- A key of another type: the job's log is lost, which its worker finds when it reads what there is of it.
+    call('DEL', log)
+    return {at}
   end
   if more == '' then
     call('HSET', job, next_field, stop)
@@ -108,8 +113,8 @@ local function write(job, log, described, data)
   end
   publish_later(seen[6], data)
   if finish ~= '0' and call('HINCRBY', job, 'open', -1) <= 0 then
-    local entry, charge, choices = unpack(call('HMGET', job, 'entry', 'charge', 'choices'))
-    end_job(job, log, stream, group, load, entry, charge, nil, choices, finish, outcome, retention)
+    local charge, choices = unpack(call('HMGET', job, 'charge', 'choices'))
+    end_job(job, log, stream, group, load, seen[8], charge, nil, choices, finish, outcome, retention)
   end
   return WRITTEN
 end

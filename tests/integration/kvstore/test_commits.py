@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.errors import CommitGap
-from kvstore.jobs import Commit, Entry, Finished
+from kvstore.jobs import Commit, Entry, Finished, JobState
 from kvstore.registry import new_incarnation
 from kvstore.token_log import MAX_BYTES, encode
 from octavo.v1 import inference_pb2, job_pb2
@@ -137,11 +137,15 @@ async def test_hostile_values_do_not_break_a_step(stage: Stage, broker: Broker) 
     await broker.call("SET", broker.keys.log("log"), "no stream")
     await broker.call("HSET", broker.keys.job("number"), "next:0", "1e999")
     step = [chunk(request_id, 0, [1]) for request_id in ("job", "log", "good")]
-    assert await stage.commit(worker, *step) == [Commit.FENCED, Commit.FENCED, Commit.WRITTEN]
+    with pytest.raises(CommitGap) as caught:
+        await stage.commit(worker, *step)
+    assert caught.value.expected == {"log": {0: 0}}
+    # What was there is gone: the log is one again.
+    assert await stage.commit(worker, *step) == [Commit.FENCED, Commit.WRITTEN, Commit.DUPLICATE]
     assert await stage.commit(worker, chunk("number", 0, [1])) == [Commit.DUPLICATE]
     assert await stage.jobs.cancel("job") is Finished.UNKNOWN
     assert await stage.jobs.cancel("log") is Finished.ENDED
-    assert [delivery.chunk.finish for delivery in await stage.log("log")] == [inference_pb2.CANCELLED]
+    assert [delivery.chunk.finish for delivery in await stage.log("log")] == [0, inference_pb2.CANCELLED]
     await broker.call("HDEL", broker.keys.job("number"), "next:0")
     # The job that was overwritten leaves its entry and its charge: the worker's own reading removes the first.
     await broker.call("DEL", broker.keys.job("job"))
@@ -177,3 +181,23 @@ async def test_large_numbers_stay_exact(stage: Stage, broker: Broker) -> None:
     assert record.next == {0: 2**32 - 1} | dict.fromkeys(range(1, 32), 0)
     assert await stage.jobs.cancel("r1") is Finished.ENDED
     assert await stage.load(worker) == (1, 10)
+
+
+async def test_a_log_of_a_wrong_type_is_a_gap_where_the_job_stands(stage: Stage, broker: Broker) -> None:
+    worker = await stage.worker()
+    await stage.running("r1", worker)
+    assert await stage.commit(worker, chunk("r1", 0, [1, 2])) == [Commit.WRITTEN]
+    await broker.call("DEL", broker.keys.log("r1"))
+    await broker.call("SET", broker.keys.log("r1"), "no stream")
+    for _ in range(2):
+        with pytest.raises(CommitGap) as caught:
+            await stage.commit(worker, chunk("r1", 2, [3], finish=inference_pb2.STOP))
+        assert caught.value.expected == {"r1": {0: 2}}
+        assert await stage.log("r1") == []
+        record = await stage.record("r1")
+        assert (record.state, record.next, record.ends) == (JobState.RUNNING, {0: 2}, {})
+        await broker.call("SET", broker.keys.log("r1"), "no stream")
+    await broker.call("DEL", broker.keys.log("r1"))
+    last = chunk("r1", 2, [], finish=inference_pb2.ERROR)
+    assert await stage.commit(worker, last) == [Commit.WRITTEN]
+    assert await stage.log("r1") == [last]

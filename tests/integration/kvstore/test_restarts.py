@@ -162,3 +162,71 @@ async def test_a_doorbell_notices_a_server_that_fell_silent(stage: Stage, server
     server.proxy.release()
     assert await waiting is RECONNECTED
     await bell.close()
+
+
+async def test_a_claim_that_is_lost_while_nobody_reads_is_made_again(stage: Stage, server: Restartable) -> None:
+    """The server comes back with the entry read, and its claim lost: as after a last second that was not written."""
+    worker = await stage.worker()
+    claim = await stage.running("r1", worker)
+    await stage.running("r2", worker)
+
+    async def next_claims() -> list[tuple[str, str, int]]:
+        entries = await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1)
+        claims = await stage.jobs.claim(worker.id, worker.incarnation, entries)
+        return [(each.job.request_id, each.entry_id, each.attempt) for each in claims]
+
+    assert await next_claims() == []  # all that is pending has been looked through
+    lost = ("state", "queued", "owner", "", "attempt", "0")
+    await stage.broker.call("HSET", stage.broker.keys.job("r1"), *lost)
+    await server.stop()
+    await server.start()
+    # The client is connected again by itself, and no read has failed.
+    await stage.broker.call("PING")
+    await stage.reader.connection_pool.disconnect()
+    assert await next_claims() == []
+    stage.jobs.read_again(worker.id, worker.incarnation)
+    assert await next_claims() == [("r1", claim.entry_id, 1)]
+    ((name, _, attempt),) = await next_claims()
+    assert (name, attempt) == ("r2", 1)  # claimed before: the same claim again
+    assert await next_claims() == []
+    for name in ("r1", "r2"):
+        assert await stage.commit(worker, chunk(name, 0, [1], finish=inference_pb2.STOP)) == [Commit.WRITTEN]
+
+
+async def test_to_read_again_does_not_get_lost_in_a_read_that_is_under_way(stage: Stage) -> None:
+    worker = await stage.worker()
+    await stage.running("r1", worker)
+    reading = asyncio.create_task(stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 300))
+
+    async def blocked() -> bool:
+        return bool((await stage.broker.call("INFO", "clients"))["blocked_clients"])
+
+    await until(blocked)
+    stage.jobs.read_again(worker.id, worker.incarnation)
+    assert await reading == []
+    (entry,) = await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1)
+    assert entry.request_id == "r1"
+
+
+async def test_what_was_said_before_a_flush_is_refused_by_the_job_that_has_the_id_now(stage: Stage) -> None:
+    """The new job has the same attempt and begins at the same token, at the same worker."""
+    worker = await stage.worker()
+    old = await stage.running("r1", worker)
+    await stage.broker.call("FLUSHALL")
+    await stage.registry.renew(worker)
+    new = await stage.running("r1", worker)
+    assert (old.attempt, new.attempt) == (1, 1)
+
+    async def commit(entry: str, *tokens: int) -> list[Commit]:
+        step = [chunk("r1", 0, tokens)]
+        return (await stage.jobs.commit(worker.id, worker.incarnation, step, None, [entry])).outcomes
+
+    assert await commit(old.entry_id, 8, 9) == [Commit.FENCED]
+    assert await stage.log("r1") == []
+    assert await commit(new.entry_id, 1, 2) == [Commit.WRITTEN]
+    assert await commit(old.entry_id, 1, 2) == [Commit.FENCED]
+    assert await commit(new.entry_id, 1, 2) == [Commit.DUPLICATE]
+    end = chunk("r1", 2, [], finish=inference_pb2.STOP)
+    committed = await stage.jobs.commit(worker.id, worker.incarnation, [end, end], None, [old.entry_id, new.entry_id])
+    assert committed.outcomes == [Commit.FENCED, Commit.WRITTEN]
+    assert await stage.load(worker) == (0, 0)

@@ -185,13 +185,15 @@ def test_a_claim_whose_choices_are_not_as_we_write_them_is_none(
 
 def test_a_delivery_as_the_script_takes_it() -> None:
     delivery = job_pb2.Delivery(attempt=2, chunk=inference_pb2.Chunk(choice=1, start=3, token_ids=[5, 6]))
-    assert commits.described(delivery) == "2 1 3 5"
+    assert commits.described(delivery, "7-0") == "2 1 3 5 7-0"
+    assert commits.described(delivery, "") == "2 1 3 5 "
     delivery.route.cached_tokens, delivery.route.fetched_tokens = 48, 16
-    assert commits.described(delivery) == "2 1 3 5 0  48 16"
+    assert commits.described(delivery, "7-0") == "2 1 3 5 7-0 0  48 16"
+    assert commits.described(delivery, "") == "2 1 3 5  0  48 16"
     delivery.chunk.finish = inference_pb2.STOP
-    assert commits.described(delivery) == "2 1 3 5 1 finished 48 16"
+    assert commits.described(delivery, "7-0") == "2 1 3 5 7-0 1 finished 48 16"
     delivery.chunk.finish, delivery.failure = inference_pb2.ERROR, job_pb2.FAILURE_DEADLINE
-    assert commits.described(delivery) == "2 1 3 5 4 expired 48 16"
+    assert commits.described(delivery, "7-0") == "2 1 3 5 7-0 4 expired 48 16"
 
 
 def test_what_is_published_together_stays_below_what_is_read() -> None:
