@@ -52,7 +52,7 @@ HELD_LEASES = 4
 """TTLs of a lease that the set of held blocks lives without being renewed: a worker that was frozen for longer than its
 lease finds it again."""
 GOODBYE_MS = 3600 * 1000
-"""For how long it is known that a worker which left with jobs in its stream did not die."""
+"""For how long it is known that a worker did not die which left with jobs in its stream, or was about to."""
 MODEL_TTL_MS = 60_000
 MODEL_RENEW_S = 20.0
 
@@ -92,8 +92,9 @@ class Registry:
         reply = await self._write_lease(info)
         return Renewed(True, int(reply[1])) if reply[0] == 1 else Renewed(False, 0)
 
-    async def leave(self, worker: str, incarnation: str) -> None:
-        """Gives the lease back. Jobs that are still in the stream are orphans, see ``Jobs.orphans``."""
+    async def leave(self, worker: str, incarnation: str, *, goodbye: bool = True) -> None:
+        """Gives the lease back. Jobs that are still in the stream are orphans, see ``Jobs.orphans``. Without a goodbye
+        the worker has died of those that it ran, for all that the fleet can know."""
         keys = self._broker.keys
         await self._broker.script(
             "leave",
@@ -101,7 +102,7 @@ class Registry:
                 *(keys.worker(worker), keys.workers, keys.jobs(worker)),
                 *(keys.load(worker, incarnation), keys.held(worker, incarnation), keys.left(worker, incarnation)),
             ],
-            [worker, incarnation, GOODBYE_MS],
+            [worker, incarnation, GOODBYE_MS if goodbye else ""],
         )
 
     async def workers(self) -> list[WorkerInfo]:
@@ -202,11 +203,11 @@ class Registry:
             "lease",
             [
                 *(keys.worker(info.id), keys.workers, keys.held(info.id, info.incarnation)),
-                *(keys.load(info.id, info.incarnation), keys.jobs(info.id)),
+                *(keys.load(info.id, info.incarnation), keys.jobs(info.id), keys.left(info.id, info.incarnation)),
             ],
             [
                 *(self._lease_ttl_ms, HELD_LEASES * self._lease_ttl_ms, info.id, info.incarnation),
-                int(info.running == info.waiting == 0),
+                *(int(info.running == info.waiting == 0), GOODBYE_MS if info.state == DRAINING else ""),
                 *lease_fields(info),
             ],
         )

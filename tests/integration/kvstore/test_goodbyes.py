@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvstore.jobs import JobState, Rehomed, Target
+from kvstore.registry import DRAINING, GOODBYE_MS
 
-from .conftest import Stage, settled
+from .conftest import Stage, chunk, settled
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -84,3 +86,42 @@ async def test_a_draining_worker_that_reads_after_all_keeps_the_job(stage: Stage
 async def drain(stage: Stage, worker: WorkerInfo) -> None:
     """As a worker's last heartbeats do."""
     await stage.broker.call("HSET", stage.broker.keys.worker(worker.id), "state", "draining")
+
+
+async def test_a_worker_that_broke_leaves_without_a_goodbye(mortal: Stage, broker: Broker) -> None:
+    """Its jobs move at once, and what had no token there may be what it died of."""
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("poison", worker)
+    await mortal.running("neighbour", worker)
+    await mortal.commit(worker, chunk("neighbour", 0, [1]))
+    await mortal.submit("unread", worker)
+    await mortal.registry.leave(worker.id, worker.incarnation, goodbye=False)
+    assert await broker.call("EXISTS", broker.keys.worker("w0"), broker.keys.left("w0", worker.incarnation)) == 0
+    found = {each.job.request_id: (each.why, each.deaths) for each in await mortal.jobs.orphans()}
+    assert found == {"poison": ("left", 1), "neighbour": ("left", 0), "unread": ("left", 0)}
+    assert set((await mortal.rehome(other)).values()) == {MOVED}
+    assert (await mortal.record("poison")).deaths == 1
+
+
+async def test_a_worker_that_is_killed_while_it_drains_has_not_died_of_what_it_ran(
+    mortal: Stage, broker: Broker
+) -> None:
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    await mortal.running("r1", worker)
+    goodbye = broker.keys.left("w0", worker.incarnation)
+    assert (await mortal.registry.renew(worker)).held_lease
+    assert await broker.call("EXISTS", goodbye) == 0
+    assert (await mortal.registry.renew(replace(worker, state=DRAINING))).held_lease
+    assert 0 < await broker.call("PTTL", goodbye) <= GOODBYE_MS
+    await mortal.perish(worker)
+    (found,) = await mortal.jobs.orphans()
+    assert (found.why, found.deaths) == ("died", 0)
+    assert await mortal.rehome(other) == {"r1": MOVED}
+    assert (await mortal.record("r1")).deaths == 0
+
+
+async def test_of_a_worker_that_left_with_nothing_no_goodbye_is_kept(stage: Stage, broker: Broker) -> None:
+    worker = await stage.worker()
+    await stage.registry.renew(replace(worker, state=DRAINING))
+    await stage.registry.leave(worker.id, worker.incarnation)
+    assert await broker.call("EXISTS", broker.keys.left("w0", worker.incarnation), broker.keys.worker("w0")) == 0
