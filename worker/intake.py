@@ -57,13 +57,14 @@ class Intake:
         self._rates = rates
         self._max_running = max_running
         self._claims: list[Claim] = []
-        self._over: dict[str, str] = {}
-        """Claims of jobs that were ended or moved elsewhere: their entries, with the request ids."""
+        self._over: list[Claim] = []
+        """Claims of running jobs that were ended or moved elsewhere."""
         self._refused: asyncio.Queue[Claim] = asyncio.Queue()
         """Claims of jobs, a write of which was refused, that nobody has looked into yet."""
         self._doubted: set[str] = set()
         """Their entries, and that of the one that is looked into: each is asked for once, however many are refused."""
         self._rung: dict[str, float] = {}
+        """Ids of jobs that are said to be over, with the time of the last word, the oldest first."""
         self._leaving = False
         self._room = asyncio.Event()
         self._room.set()
@@ -93,17 +94,21 @@ class Intake:
         self._room.set()
 
     def take(self) -> tuple[list[Claim], set[str]]:
-        """New claims, and ids of jobs that were ended or moved elsewhere since the last call. What is claimed of the
-        latter is a new attempt."""
+        """New claims, and ids of running jobs that were ended or moved elsewhere since the last call. What is claimed
+        of the latter is to be run."""
         self.news.clear()
-        over, self._over = self._over, {}
+        over, self._over = self._over, []
         claims, self._claims = self._claims, []
         running = self._journal.running
-        lost = {name for entry, name in over.items() if name in running and running[name].claim.entry_id == entry}
-        return [claim for claim in claims if claim.entry_id not in over], lost
+        lost = {name for claim in over if (name := claim.job.request_id) in running and running[name].claim is claim}
+        return claims, lost
+
+    def read_again(self) -> None:
+        """Claims all once more that was read and has not ended: the broker may have a job for ours that nobody runs."""
+        self._jobs.read_again(self._worker, self._incarnation)
 
     def drop(self, request_id: str, attempt: int) -> None:
-        """A job's write was refused. What runs here under its id is mostly that attempt, and over; but it may be of a job
+        """A job's write was refused. What runs here under its id is mostly that attempt, and over; but it may be of one
         that the broker had lost, and that was submitted anew: ``judge`` finds out."""
         job = self._journal.running.get(request_id)
         if job is not None and job.claim.attempt <= attempt and job.claim.entry_id not in self._doubted:
@@ -120,7 +125,12 @@ class Intake:
             self._refused.task_done()
 
     def _end(self, claim: Claim) -> None:
-        self._over[claim.entry_id] = claim.job.request_id
+        """This very claim is over. Another of the same entry is not: a broker that had lost the first has given us the
+        job again, with the same attempt."""
+        kept = [each for each in self._claims if each is not claim]
+        if len(kept) == len(self._claims):
+            self._over.append(claim)
+        self._claims = kept
         self.news.set()
 
     def update_room(self) -> None:
@@ -161,8 +171,6 @@ class Intake:
                     )
                 claims = await self._jobs.claim(self._worker, self._incarnation, entries)
                 # The word that a job is over may have overtaken the answer to its claim.
-                now = time.monotonic()
-                self._rung = {i: at for i, at in self._rung.items() if now - at < REMEMBERED_S}
                 over = {c.entry_id for c in claims if c.job.request_id in self._rung and await self._is_over(c)}
             except KvError as error:
                 outage.failed(error)
@@ -183,14 +191,24 @@ class Intake:
         commit of the job is refused."""
         async for payload in self._bell:
             held = [*(job.claim for job in self._journal.running.values()), *self._claims]
-            if payload is not RECONNECTED:
+            if payload is RECONNECTED:
+                # A broker that came back without its last second may have lost claims, but not what it has given us.
+                self.read_again()
+            else:
                 request_id = payload.decode("utf-8", "replace")
-                self._rung[request_id] = time.monotonic()
+                self._hear(request_id, time.monotonic())
                 held = [claim for claim in held if claim.job.request_id == request_id]
             for claim in held:
                 # The word may be an old one: of a job that has come back since, or of another life of its id.
                 if await self._look(claim):
                     self._end(claim)
+
+    def _hear(self, request_id: str, now: float) -> None:
+        """Remembers the last words, in the order in which they came."""
+        self._rung.pop(request_id, None)
+        self._rung[request_id] = now
+        while now - self._rung[oldest := next(iter(self._rung))] >= REMEMBERED_S:
+            del self._rung[oldest]
 
     async def _look(self, claim: Claim) -> bool:
         """Whether a job is over, however long Redis takes to say so."""

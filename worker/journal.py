@@ -117,9 +117,18 @@ class Journal:
         return None
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this very claim was taken already: it is repeated after a lost reply."""
+        """Whether this very claim was taken already: it is repeated, after a lost reply or because the broker had lost
+        it. The job is known by the later one from then on: what was found out about the earlier is of that one only."""
         job = self.running.get(claim.job.request_id) or self.ending.get(claim.job.request_id)
-        return job is not None and (job.claim.entry_id, job.claim.attempt) == (claim.entry_id, claim.attempt)
+        if job is None or (job.claim.entry_id, job.claim.attempt) != (claim.entry_id, claim.attempt):
+            return False
+        job.claim = claim
+        return True
+
+    def entry_of(self, request_id: str) -> str:
+        """Of a job that has just told something: the entry by which it was claimed."""
+        job = self.running.get(request_id) or self.ending.get(request_id)
+        return "" if job is None else job.claim.entry_id
 
     def settle(self, delivery: job_pb2.Delivery) -> bool:
         """Redis has answered for a delivery, one way or another. Whether that was the last of its job."""

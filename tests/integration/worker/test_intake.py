@@ -57,18 +57,20 @@ async def test_a_refused_write_of_an_old_attempt_costs_no_later_one(broker: Brok
             assert ([claim.job.request_id for claim in claims], ended) == ([name], set())
             claims[0].job.sampling.CopyFrom(inference_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1))
             journal.open(claims[0], now=0.0)
-            # Nor is it when the job is still ours, as the broker has it: the refused write was of another life of the id.
+            # Nor is it when the job is still ours, as the broker has it: what was refused is of another life of the id.
             intake.drop(name, 1)
             await asyncio.wait_for(intake._refused.join(), 10)
             assert intake.take() == ([], set())
-            await broker.call("HSET", broker.keys.job(name), "entry" if name == "entry" else "owner", "another")
+            was = await broker.call("HGET", broker.keys.job(name), name)
+            await broker.call("HSET", broker.keys.job(name), name, "another")
             intake.drop(name, 1)
             await asyncio.wait_for(intake._refused.join(), 10)
             assert intake.take() == ([], {name})
             journal.drop(name)
+            await broker.call("HSET", broker.keys.job(name), name, was)
     finally:
         reading.cancel()
-        await asyncio.wait([reading])
+        await asyncio.gather(reading, return_exceptions=True)
         await intake.close()
 
 
@@ -184,6 +186,9 @@ async def test_a_job_that_was_moved_elsewhere_is_let_go(broker: Broker) -> None:
     """And an old word of that does not end what came back."""
     async with reading(broker, {"first": 3}) as world:
         await world.read(["first"])
+        await ring(broker, world, "first")
+        assert world.intake.take() == ([], set())
+        await broker.call("HSET", broker.keys.job("first"), "owner", "another")
         await ring(broker, world, "first")
         assert world.intake.take() == ([], {"first"})
         world.journal.drop("first")

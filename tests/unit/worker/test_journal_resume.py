@@ -87,3 +87,28 @@ def test_only_this_attempt_is_rolled_back_and_not_for_ever() -> None:
     assert journal.roll_back("r1", 1, {0: 0}, since=0) is None
     rolled = [journal.roll_back("r1", 2, {0: 0}, since=0) for _ in range(4)]
     assert [job is not None for job in rolled] == [True, True, True, False]
+
+
+def test_a_claim_that_is_repeated_is_the_one_that_the_job_is_known_by() -> None:
+    journal = Journal("w0")
+    first, second, other = make_claim(n=1), make_claim(n=1), make_claim(entry="2-0")
+    journal.open(first, now=0.0)
+    assert not journal.holds(other)
+    assert journal.running["r1"].claim is first
+    assert journal.holds(second)
+    assert journal.running["r1"].claim is second
+    journal.record(make_output(finish=Finish.STOP), now=1.0)
+    assert journal.holds(first)
+    assert journal.ending["r1"].claim is first
+
+
+def test_a_delivery_belongs_to_the_entry_by_which_its_job_was_claimed() -> None:
+    """Also the last one, and when the id is another job's already."""
+    journal = Journal("w0")
+    assert journal.entry_of("r1") == ""
+    journal.open(make_claim(entry="1-0"), now=0.0)
+    assert journal.entry_of("r1") == "1-0"
+    journal.record(make_output(finish=Finish.STOP), now=1.0)
+    assert journal.entry_of("r1") == "1-0"
+    journal.open(make_claim(entry="2-0"), now=2.0)
+    assert journal.entry_of("r1") == "2-0"
