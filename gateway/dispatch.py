@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvstore.registry import WorkerInfo
     from octavo.v1 import job_pb2
 
+NO_LIMIT: Final = 2**31 - 1
+"""Of a queue that takes whatever comes."""
 MAX_TRIES: Final = 8
 """Workers that one job is offered to."""
 LEAST_RETRY_MS: Final = 100
@@ -41,6 +43,10 @@ class Order:
     caller: str = ""
     fingerprint: str = ""
     """Of the worker that ran it before, if one did: another of that kind goes on with the same bits."""
+    same_kind: bool = False
+    """Only such a one will do, if the fingerprint is known."""
+    accepted: bool = False
+    """The fleet has taken it before: full queues are no reason to refuse it."""
     offered: bool = False
     """It is on its way to a worker, or there: false again once that is known to have failed."""
 
@@ -86,13 +92,13 @@ class Dispatch:
         Raises Overloaded, NoWorker, DeadlinePassed, RequestIdTaken, BrokerFull: nothing was queued. Any other
         BrokerError: unknown if ``order.offered``, else nothing was queued either.
         """
-        workers = of_kind(served.workers, order.fingerprint)
+        workers = able(served.workers, order)
         need = Need(order.job, PromptHashes(order.job))
         gone: set[str] = set()
         full: QueueFull | None = None
         wait_s = 0.0
         for _ in range(MAX_TRIES):
-            offer = await self._placing.place(need, workers)
+            offer = await self._placing.place(need, workers) if workers else None
             if offer is None:
                 break
             try:
@@ -105,7 +111,7 @@ class Dispatch:
                 need.refused[offer.target.incarnation] = "it is gone"
                 gone.add(offer.target.incarnation)
                 self._placing.breaker.failed(offer.target.incarnation)
-                workers = of_kind(await self._models.workers(served), order.fingerprint)
+                workers = able(await self._models.workers(served), order)
         name = served.name
         if full is not None:
             message = f"all queues of model {name!r} are full ({full.limit} jobs each); try again later"
@@ -148,7 +154,7 @@ class Dispatch:
                 gateway=self._gateway,
                 caller=order.caller,
                 deadline_ms=deadline_ms,
-                max_queue=self._max_queue,
+                max_queue=NO_LIMIT if order.accepted else self._max_queue,
                 prefill=offer.charge.load.prefill,
                 predicted=offer.predicted,
                 route=record.SerializeToString(),
@@ -166,9 +172,13 @@ class Dispatch:
         return Sent(submitted, target.worker, offer.predicted, target.incarnation, offer.promise, offer.trial)
 
 
-def of_kind(workers: Sequence[WorkerInfo], fingerprint: str) -> Sequence[WorkerInfo]:
-    """Those of that fingerprint, if there are any that take jobs; else all."""
-    return [each for each in workers if each.fingerprint == fingerprint and each.state == READY] or workers
+def able(workers: Sequence[WorkerInfo], order: Order) -> Sequence[WorkerInfo]:
+    """Those of the kind that ran the job before, if there are any that take jobs; else all, unless only those will
+    do."""
+    if not order.fingerprint:
+        return workers
+    kin = [each for each in workers if each.fingerprint == order.fingerprint and each.state == READY]
+    return kin if kin or order.same_kind else workers
 
 
 def least_wait_s(decision: Decision, gone: Container[str]) -> float:

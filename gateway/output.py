@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gateway.ending import Left, end_job
-from gateway.errors import Draining, JobFailed, JobGone, JobLost, NoWorker, Overloaded
+from gateway.errors import Draining, JobDiffers, JobFailed, JobGone, JobLost
 from gateway.responses import most_tokens, response_of
-from gateway.stream import CALL_AGAIN
+from gateway.resubmission import Resubmission
 from kvstore.errors import BrokerError
 from kvstore.jobs import Submitted
 from octavo.v1 import inference_pb2, job_pb2
@@ -37,10 +35,6 @@ DEADLINE_SLACK_S: Final = 0.05
 """A call that is cancelled this close to its deadline was cancelled by it: the two clocks differ a little."""
 MAX_RESTARTS: Final = 3
 """How often a job is submitted again that the broker has lost."""
-PATIENCE_S: Final = 30.0
-"""How long that is tried: workers come back to a broker that lost everything with their next heartbeat."""
-SOON_S: Final = (0.1, 0.5)
-"""Between two tries, by chance: gateways and callers must not come all at once."""
 
 _BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
 
@@ -56,6 +50,8 @@ class Asked:
     """The job is not to end with the call."""
     make: Callable[[], Awaitable[Order]] | None = None
     """What to submit, made from what the client said, however often it is asked for. None: the call does not say it."""
+    model: str = ""
+    """As the client names it."""
     order: Order | None = None
     """What it made, once it has."""
     left: bool = False
@@ -69,6 +65,7 @@ class Asked:
             if self.make is None:
                 raise JobGone("the job is no longer in the broker")
             self.order = await self.make()
+            self.order.fingerprint = self.stream.fingerprint
         return self.order
 
     def offered(self) -> bool:
@@ -88,18 +85,27 @@ class Output:
         self._jobs = jobs
         self._tasks = tasks
         self._metrics = metrics
+        self._resubmission = Resubmission(dispatch, models, relay, tasks)
 
     async def attached(self, asked: Asked, digest: bytes | None) -> str | None:
         """The outcome of a call whose job may be there; None: it is not. `digest`: None for any payload."""
-        stream = asked.stream
-        asking = self._dispatch.attach(stream.request_id, digest, stream.caller)
         try:
-            async with self._sending(asked, asking) as sent:
+            async with self._sending(asked, self._attach(asked, digest)) as sent:
                 return None if sent is None else await self._answer(asked, sent)
         except JobGone:
             if asked.make is None:
                 raise
         return await self._again(asked)
+
+    async def _attach(self, asked: Asked, digest: bytes | None) -> Sent | None:
+        stream = asked.stream
+        sent = await self._dispatch.attach(stream.request_id, digest, stream.caller)
+        if sent is not None and asked.make is not None:
+            asked.call.model = asked.model  # it was accepted under that name
+            with suppress(BrokerError):  # should the job be lost, a worker of the same kind is to run it
+                record = await self._jobs.get(stream.request_id)
+                stream.fingerprint = record.fingerprint if record is not None else ""
+        return sent
 
     async def submitted(self, asked: Asked) -> str:
         """The outcome of a call whose job is not there yet."""
@@ -118,30 +124,11 @@ class Output:
             asked.stream.restart()
             self._metrics.resubmitted.inc()
             try:
-                async with self._sending(asked, self._submitted_again(asked)) as sent:
+                async with self._sending(asked, self._resubmission.submit(asked)) as sent:
                     return await self._answer(asked, sent)
             except JobGone:
                 if asked.stream.restarts >= MAX_RESTARTS:
                     raise
-
-    async def _submitted_again(self, asked: Asked) -> Sent:
-        """Raises what can't be helped by waiting, JobLost after PATIENCE_S, Draining when the gateway stops."""
-        until = time.monotonic() + PATIENCE_S
-        unknown: BrokerError | None = None
-        while True:
-            try:
-                order = await asked.ordered()
-                return await self._dispatch.submit(order, await self._models.find(order.job.model, now=True))
-            except (NoWorker, Overloaded, BrokerError) as error:
-                if isinstance(error, BrokerError) and asked.offered():
-                    unknown = error
-                if asked.left:
-                    raise unknown or error from error  # if the broker may have it, it is to be ended
-                if self._relay.closed:
-                    raise Draining(f"the gateway is stopping; {CALL_AGAIN}") from error
-                if time.monotonic() > until:
-                    raise JobLost(f"the broker has lost the job, and it can't be submitted again: {error}") from error
-            await asyncio.sleep(random.uniform(*SOON_S))
 
     @asynccontextmanager
     async def _sending(self, asked: Asked, work: Coroutine[Any, Any, T]) -> AsyncIterator[T]:
@@ -152,8 +139,8 @@ class Output:
         try:
             # Shielded: a submission that is cut off half-way could reach the broker after its own cancellation.
             yield await asyncio.shield(submission)
-        except (JobLost, Draining):
-            raise  # the client is told that the job may go on
+        except (JobGone, Draining):
+            raise  # there is none, or another gateway may go on with it
         except BaseException as error:
             asked.left = True
             # Once the relay is closed the gateway cuts its callers off itself, and another one may go on.
@@ -163,7 +150,7 @@ class Output:
                     submission,
                     asked.offered,
                     late=deadline_passed(context),
-                    returning=isinstance(error, BrokerError),
+                    returning=isinstance(error, (BrokerError, JobLost)) and not isinstance(error, JobDiffers),
                 )
                 self._tasks.spawn(end_job(self._jobs, self._relay, left), name=f"end {stream.request_id}")
             raise
@@ -200,12 +187,12 @@ class Output:
             asked.failed = asked.failed or next(failed, None)
             if done:
                 finish = batch[-1].chunk.finish
-                await self._learn(asked, sent, ran_by, finish)
+                self._learn(asked, sent, ran_by, finish)
                 if asked.failed is not None:
                     raise JobFailed(asked.failed.failure, asked.failed.chunk.error)
                 return inference_pb2.FinishReason.Name(finish).lower()
 
-    async def _learn(self, asked: Asked, sent: Sent, ran_by: str, finish: inference_pb2.FinishReason) -> None:
+    def _learn(self, asked: Asked, sent: Sent, ran_by: str, finish: inference_pb2.FinishReason) -> None:
         """What the end of a job says of answers, and of the worker that ran it. `ran_by`: the one that began it, where
         that is known; another one may have gone on with it."""
         stream = asked.stream
@@ -213,17 +200,19 @@ class Output:
             return  # somebody else's, who learns from it
         if asked.failed is not None:
             if asked.failed.failure == job_pb2.FAILURE_INTERNAL:
-                self._dispatch.failed(await self._ran(stream.request_id) or sent.incarnation)
+                # Beside the call: its caller has waited for all that there is.
+                self._tasks.spawn(self._blame(stream.request_id, sent), name=f"blame for {stream.request_id}")
         elif finish in _BY_ITSELF:
             alone = ran_by if stream.usage.attempts == stream.restarts + 1 else ""
             self._dispatch.succeeded(asked.call.model, stream.usage.completion_tokens / stream.choices, alone)
 
-    async def _ran(self, request_id: str) -> str:
-        """The worker that had the job last, by incarnation; empty: not known any more."""
+    async def _blame(self, request_id: str, sent: Sent) -> None:
+        """The job's last worker has failed; as far as is known any more, that is not the one that it was sent to."""
+        incarnation = sent.incarnation
         with suppress(BrokerError):
             record = await self._jobs.get(request_id)
-            return record.worker_incarnation if record is not None else ""
-        return ""
+            incarnation = record.worker_incarnation if record is not None else incarnation
+        self._dispatch.failed(incarnation)
 
 
 def deadline_passed(context: Context) -> bool:

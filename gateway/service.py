@@ -142,10 +142,9 @@ class InferenceService:
             async def make() -> Order:
                 return await self._order(request, request_id, digest, stream.caller, context, call)
 
-            asked = Asked(stream, context, call, request.detached, make)
+            asked = Asked(stream, context, call, request.detached, make, request.model)
             if request.request_id:
                 # Before the fleet is asked: a job may outlive its worker's readiness, and its output the worker.
-                call.model = request.model
                 outcome = await self._output.attached(asked, digest)
                 if outcome is not None:
                     return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,6 +10,7 @@ import grpc
 from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.gateway.harness import collect, failed_stream, request, tokens
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from gateway.server import Gateway
@@ -21,6 +23,12 @@ async def fail(worker: ScriptedWorker, client: Client, why: int = job_pb2.FAILUR
     (claim,) = await worker.claim()
     await worker.commit(chunk(claim, 0, [], finish=inference_pb2.ERROR, failure=why, error="broken"))
     assert (await failed_stream(call))[1:] == (grpc.StatusCode.INTERNAL, "broken")
+    await until(nobody_is_blamed, within_s=3)
+
+
+async def nobody_is_blamed() -> bool:
+    """Whether all that the gateway has to learn of failures is learnt."""
+    return not any(task.get_name().startswith("blame ") for task in asyncio.all_tasks())
 
 
 async def answered(worker: ScriptedWorker, client: Client) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from gateway import resubmission
 from gateway.output import MAX_RESTARTS
+from kvstore.registry import READY
 from octavo.v1.inference_pb2 import STOP, AttachRequest
 from tests.integration.gateway.harness import (
     answers,
@@ -21,7 +24,8 @@ from tests.integration.gateway.harness import (
     running_gateway,
     tokens,
 )
-from tests.integration.gateway.scripted import ScriptedWorker, chunk
+from tests.integration.gateway.scripted import ScriptedWorker, chunk, tiny_card
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +120,86 @@ async def test_who_attached_to_a_job_submits_it_again_if_it_knows_what_was_asked
         assert list(last.chunks[0].token_ids) == [11]
         assert await asyncio.wait_for(going_on, 5) in ([11], GONE)
         assert resubmitted(gateway) == 1
+
+
+async def test_two_answers_do_not_become_one(
+    worker: ScriptedWorker, client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker of another kind, which gets the job where none of the first kind comes back."""
+    monkeypatch.setattr(resubmission, "SAME_KIND_S", 0.3)
+    other = ScriptedWorker(broker, "w1", card=tiny_card("g" * 16))
+    call = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10, 11]))
+    assert list((await call.read()).chunks[0].token_ids) == [10, 11]
+    await other.start()
+    await worker.drain()
+    await lose(worker, "r1")
+    (again,) = await asyncio.wait_for(other.claim(), 5)
+    assert again.job == claim.job
+    await other.commit(chunk(again, 0, [10]), chunk(again, 1, [99]), chunk(again, 2, [12]))
+    different = "choice 0 of the job was run anew, and gave another answer"
+    assert await asyncio.wait_for(failure(call), 5) == (grpc.StatusCode.DATA_LOSS, different)
+    assert await other.told_to_drop() == "r1"
+    await other.stop()
+
+
+@pytest.mark.parametrize("attached", [False, True])
+async def test_a_job_with_output_waits_for_the_kind_that_gave_it(
+    worker: ScriptedWorker, client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, attached: bool
+) -> None:
+    """Whoever brings it back: who submitted it, or who asked for the same later, elsewhere."""
+    looks = 0
+    find = resubmission.Looks.find
+
+    async def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await find(*args)
+
+    async def looked_twice() -> bool:
+        return looks >= 2
+
+    monkeypatch.setattr(resubmission.Looks, "find", counted)
+    other = ScriptedWorker(broker, "w1", card=tiny_card("g" * 16))
+    call = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10]))
+    async with running_gateway(broker) as (_, _, elsewhere):
+        if attached:
+            first, call = call, elsewhere.generate(request("r1"))
+        assert list((await call.read()).chunks[0].token_ids) == [10]
+        if attached:
+            first.cancel()
+        await other.start()
+        await worker.drain()
+        await lose(worker, "r1")
+        await until(looked_twice, within_s=10)
+        worker.info = replace(worker.info, state=READY)
+        await worker.registry.renew(worker.info)
+        (again,) = await asyncio.wait_for(worker.claim(), 10)
+        assert again.job == claim.job
+        await worker.commit(chunk(again, 0, [10]), chunk(again, 1, [11], finish=STOP))
+        (last,) = await asyncio.wait_for(collect(call), 5)
+        assert list(last.chunks[0].token_ids) == [11]
+    await other.stop()
+
+
+async def test_full_queues_do_not_refuse_a_job_that_was_accepted(broker: Broker) -> None:
+    worker = ScriptedWorker(broker)
+    async with fleet(broker, worker, max_queue=1) as client:
+        first = client.generate(request("r1"))
+        (claim,) = await worker.claim()
+        await lose(worker, "r1")
+        # The place that it had is taken before its gateway notices.
+        second = client.generate(request("r2"))
+        await second.initial_metadata()
+        claims = {each.job.request_id: each for each in await worker.claim(2)}
+        assert claims["r1"].job == claim.job
+        for each in claims.values():
+            await worker.answer(each)
+        for call in (first, second):
+            assert tokens(await collect(call)) == [2, 3, 4]
 
 
 async def outcome(call: Any) -> Any:

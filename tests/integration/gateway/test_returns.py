@@ -14,11 +14,13 @@ from kvstore.jobs import Finished, Jobs, JobState
 from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import Registry
 from octavo.v1.inference_pb2 import CANCELLED
-from tests.integration.gateway.harness import Client, collect, failure, request, tokens
+from tests.integration.gateway.harness import Client, chunks, collect, failure, request, running_gateway, tokens
+from tests.integration.gateway.scripted import chunk
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from gateway.server import Gateway
+    from kvstore.client import Broker
     from tests.integration.gateway.scripted import ScriptedWorker
 
 TRY_AGAIN = (grpc.StatusCode.UNAVAILABLE, "the broker does not answer; try again")
@@ -133,6 +135,25 @@ async def test_an_attach_that_failed_ends_nothing_while_its_caller_may_come_back
     (claim,) = await worker.claim()
     await worker.answer(claim)
     assert tokens(await collect(again)) == [2, 3, 4]
+
+
+async def test_a_job_whose_output_is_lost_ends_once_nobody_comes_back_for_it(
+    worker: ScriptedWorker, client: Client, broker: Broker, trouble: Trouble
+) -> None:
+    trouble.callers_return_within(0.2)
+    keys = worker.broker.keys
+    first = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10]), chunk(claim, 1, [11]))
+    await first.read()
+    ((entry, _), _) = await worker.broker.call("XRANGE", keys.log("r1"), "-", "+")
+    await worker.broker.call("XDEL", keys.log("r1"), entry)
+    lost = (grpc.StatusCode.UNAVAILABLE, "the token log of choice 0 goes from index 0 to 1")
+    async with running_gateway(broker) as (_, _, other):
+        assert await failure(other.generate(request("r1"))) == lost
+        assert await trouble.one_finish() is Finished.ENDED
+    assert await worker.told_to_drop() == "r1"
+    assert chunks(await collect(first))[-1].finish == CANCELLED
 
 
 async def test_a_job_that_was_never_sent_is_not_ended(worker: ScriptedWorker, client: Client, trouble: Trouble) -> None:

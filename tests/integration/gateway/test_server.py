@@ -97,6 +97,7 @@ async def test_metrics_over_http(broker: Broker, worker: ScriptedWorker) -> None
         await failure(calls[1])
         await failure(client.generate(request("bad id")))
         await failure(client.generate(request(model="nobody/has-this")))
+        await failure(client.generate(request("r9", model="nobody/has-this")))
 
         def scrape() -> dict[str, float]:
             text = urlopen(f"http://{ready.metrics}/metrics", timeout=5).read().decode()
@@ -110,7 +111,7 @@ async def test_metrics_over_http(broker: Broker, worker: ScriptedWorker) -> None
         assert seen['octavo_requests_total{model="tiny",outcome="stop"}'] == 1
         assert seen['octavo_requests_total{model="tiny",outcome="internal"}'] == 1
         assert seen['octavo_requests_total{model="",outcome="invalid_argument"}'] == 1
-        assert seen['octavo_requests_total{model="",outcome="not_found"}'] == 1
+        assert seen['octavo_requests_total{model="",outcome="not_found"}'] == 2
         assert seen["octavo_streams"] == 1
         assert seen["octavo_time_to_first_token_seconds_count"] == 1
         assert 1 <= seen["octavo_time_per_output_token_seconds_count"] <= 3

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.breaker import FAILURES, OPEN_S, Breaker
-from gateway.dispatch import Dispatch, Order, Sent
-from gateway.errors import DeadlinePassed, Overloaded
+from gateway.dispatch import NO_LIMIT, Dispatch, Order, Sent
+from gateway.errors import DeadlinePassed, NoWorker, Overloaded
 from gateway.models import Models, Served
 from gateway.placing import Placing
 from kvstore.errors import BrokerError, BrokerFull, BrokerUnreachable, QueueFull, WorkerGone
@@ -164,3 +164,29 @@ async def test_a_job_that_is_submitted_again_goes_to_the_kind_that_began_it(
     again.fingerprint = "g"
     assert (await world.send(again)).worker == chosen
     assert again.fingerprint == ("g" if chosen == "w1" else "f")
+
+
+@pytest.mark.parametrize("other", [("draining", "g"), ("ready", "h")])
+async def test_a_job_that_needs_the_kind_that_began_it_waits_for_that(other: tuple[str, str]) -> None:
+    world = World(worker("w0"), worker("w1", *other))
+    again = order()
+    again.fingerprint, again.same_kind = "g", True
+    with pytest.raises(NoWorker):
+        await world.send(again)
+    assert (world.submitted, world.looked, again.fingerprint, again.offered) == ([], 0, "g", False)
+    again.same_kind = False
+    assert (await world.send(again)).worker in ("w0", "w1")
+    unknown = order()
+    unknown.same_kind = True
+    assert (await world.send(unknown)).worker in ("w0", "w1")
+
+
+@pytest.mark.parametrize(("accepted", "limit"), [(False, 1), (True, NO_LIMIT)])
+async def test_what_was_accepted_once_is_not_refused_by_full_queues(accepted: bool, limit: int) -> None:
+    """By the charges that the gateway reads both are full; the script is told how much is too much."""
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w0": Load(9, 0, 0, 0), "w1": Load(9, 0, 5000, 0)}
+    again = order()
+    again.accepted = accepted
+    assert (await world.send(again)).worker == "w0"
+    assert [said["max_queue"] for said in world.submitted] == [limit]
