@@ -88,9 +88,10 @@ NATURES: Final[Mapping[Kind, Nature]] = {
     Kind.WORKERS_ROLL: Nature(WORKERS, restarts=True),
     Kind.WORKER_CUT: Nature(WORKER, 2.0, 10.0),
     Kind.GATEWAY_KILL: Nature(GATEWAY, restarts=True),
-    Kind.GATEWAY_FREEZE: Nature(GATEWAY, 2.0, 10.0),
+    # Beyond what keeps a connection alive, so that clients leave; within what workers grant jobs without a gateway.
+    Kind.GATEWAY_FREEZE: Nature(GATEWAY, 2.0, 22.0),
     Kind.GATEWAY_TERM: Nature(GATEWAY, restarts=True),
-    Kind.GATEWAY_CUT: Nature(GATEWAY, 2.0, 10.0),
+    Kind.GATEWAY_CUT: Nature(GATEWAY, 2.0, 22.0),
     Kind.BROKER_KILL: Nature(BROKER, 0.5, 5.0, settles_s=2.0),
     Kind.BROKER_TORN: Nature(BROKER, 1.5, 5.0, settles_s=2.0),
     Kind.BROKER_LOSS: Nature(BROKER, 0.5, 3.0, settles_s=2.0),

@@ -22,6 +22,9 @@ from bench.chaos.schedule import (
     draw,
     recovery_s,
 )
+from gateway.client import OPTIONS
+from kvstore.client import BrokerConfig
+from worker.config import WorkerConfig
 
 PLAN = Plan(60.0, ("w0", "w1", "w2"), ("g0", "g1"))
 PLANS = st.builds(
@@ -119,6 +122,27 @@ def test_every_kind_strikes_in_a_run_that_is_long_enough() -> None:
     counts = draw(5, replace(PLAN, seconds=1800.0)).counts()
     assert set(counts) == {kind.value for kind in Kind}
     assert max(counts.values()) - min(counts.values()) <= 3
+
+
+def test_gateways_are_away_for_longer_than_clients_wait_for_them() -> None:
+    kinds = (Kind.GATEWAY_FREEZE, Kind.GATEWAY_CUT)
+    faults = draw(7, replace(PLAN, seconds=3600.0, kinds=kinds)).faults
+    for kind in kinds:
+        lasts = [fault.duration_s for fault in faults if fault.kind is kind]
+        assert max(lasts) > sum(gone_after_s()) > min(lasts)
+        assert max(lasts) <= 22.0
+
+
+def test_no_gateway_is_away_for_as_long_as_workers_grant_its_jobs() -> None:
+    grace = WorkerConfig("w0", BrokerConfig("redis://nowhere"), "simulated").orphan_grace
+    for nature in (NATURES[Kind.GATEWAY_FREEZE], NATURES[Kind.GATEWAY_CUT]):
+        assert nature.longest_s < grace
+
+
+def gone_after_s() -> tuple[float, float]:
+    """In which time the product's client leaves a gateway that says nothing."""
+    told = dict(OPTIONS)
+    return told["grpc.keepalive_time_ms"] / 1000, told["grpc.keepalive_timeout_ms"] / 1000
 
 
 def test_faults_may_come_in_pairs() -> None:
