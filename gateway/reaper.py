@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from gateway.tasks import SKIPPED, Turn
@@ -92,18 +93,23 @@ class Reaper:
         self._count = count
 
     async def reap(self) -> Turn | None:
-        """One round; SKIPPED while leases are not to be trusted. Raises BrokerError."""
+        """One round; SKIPPED while leases are not to be trusted. Raises BrokerError; what was done is counted."""
         if not self._lease.steady:
             return SKIPPED
+        done: Counter[Rehomed] = Counter()
         try:
             # A round that an outage interrupts must not go on after it with what it has seen before.
             async with asyncio.timeout(OUTAGE_S):
-                done = await self._rehoming.run()
+                await self._rehoming.run(done)
         except TimeoutError as error:
             raise BrokerUnreachable("no answer while looking for dead workers") from error
+        finally:
+            self._tell(done)
+        return None
+
+    def _tell(self, done: Counter[Rehomed]) -> None:
         for outcome, number in done.items():
             self._count(outcome, number)
         told = {outcome.value: number for outcome, number in done.items() if outcome in NEWS}
         if told:
             logger.warning("jobs of workers that are gone: %s", told)
-        return None

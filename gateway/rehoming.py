@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from gateway.models import most_common
 from gateway.placing import Need
 from gateway.prefixes import PromptHashes
 from gateway.router import READY
+from kvstore.errors import BrokerAuth, BrokerUnreachable
 from kvstore.orphans import Rehomed, Target
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Sequence
 
     from gateway.pending import Promise
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from kvstore.jobs import Jobs
     from kvstore.orphans import Orphan
     from kvstore.registry import Registry, WorkerInfo
+
+logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 1.0
 """A round takes no longer than this, about: what it has seen of the fleet grows old. The next one goes on."""
@@ -32,37 +36,63 @@ class Rehoming:
         self._jobs = jobs
         self._registry = registry
         self._placing = placing
+        self._failing: frozenset[str] = frozenset()
+        """Jobs that could not be looked after in the last round."""
 
-    async def run(self) -> Counter[Rehomed]:
-        """One round; how many of the jobs that it found went which way. Raises BrokerError."""
+    async def run(self, done: Counter[Rehomed]) -> None:
+        """One round. `done` counts, as it goes on, how many of the jobs that it found went which way. Raises
+        BrokerUnreachable, BrokerAuth, and of what is not about one job BrokerError."""
         until = time.monotonic() + ROUND_S
-        done: Counter[Rehomed] = Counter()
         orphans = await self._jobs.orphans()
-        if not orphans:
-            return done
+        breaker = self._placing.breaker
+        if not orphans and not breaker.known:
+            return
         live = await self._registry.workers()
+        breaker.keep({each.incarnation for each in live})
         # What one job of this round brings to a worker counts for the next ones, until they are all placed.
         promises: list[Promise] = []
-        given: set[str] = set()
+        taken: set[str] = set()
+        failing: set[str] = set()
         try:
-            # Those that workers may have died of come last: the others are not to wait for them, nor to meet them.
+            # Those that workers may have died of come last: the others are not to wait for them.
             for orphan in sorted(orphans, key=lambda each: each.deaths):
                 if time.monotonic() > until:
                     break
-                done[await self._rehome(orphan, live, given, promises)] += 1
+                try:
+                    done[await self._rehome(orphan, live, taken, promises)] += 1
+                except (BrokerUnreachable, BrokerAuth):
+                    raise
+                except Exception:
+                    # Those behind it must not wait for somebody to mend it.
+                    failing.add(orphan.job.request_id)
+                    if orphan.job.request_id not in self._failing:
+                        logger.exception("job %s of worker %s can't be moved", orphan.job.request_id, orphan.worker)
         finally:
+            self._failing = frozenset(failing)
             for promise in promises:
                 self._placing.forget(promise)
-        return done
 
     async def _rehome(
-        self, orphan: Orphan, live: Sequence[WorkerInfo], given: set[str], promises: list[Promise]
+        self, orphan: Orphan, live: Sequence[WorkerInfo], taken: set[str], promises: list[Promise]
     ) -> Rehomed:
-        """`given`: workers that have got a suspect in this round, by incarnation."""
-        booking = None if orphan.doomed else await self._placed(orphan, live, given)
-        if booking is None:
-            return await self._jobs.rehome(orphan, None)
-        promises.append(booking.promise)
+        """`taken`: workers that have a suspect, by incarnation, as far as this round has learnt."""
+        workers = () if orphan.doomed else heirs(orphan, live)
+        while True:
+            free = [each for each in workers if each.incarnation not in taken] if orphan.deaths else workers
+            if workers and not free:
+                # Many may wait, and where they would go is not worth finding out. But that there are workers is.
+                return await self._jobs.rehome(orphan, anywhere(orphan, workers[0]))
+            booking = await self._placed(orphan, free)
+            if booking is None:
+                return await self._jobs.rehome(orphan, None)
+            promises.append(booking.promise)
+            outcome = await self._move(orphan, booking)
+            if orphan.deaths and outcome in (Rehomed.MOVED, Rehomed.WAITING):
+                taken.add(booking.target.incarnation)
+            if outcome is not Rehomed.WAITING:
+                return outcome
+
+    async def _move(self, orphan: Orphan, booking: Booking) -> Rehomed:
         target, applied = booking.target, True
         try:
             outcome = await self._jobs.rehome(
@@ -71,28 +101,30 @@ class Rehoming:
             applied = outcome is Rehomed.MOVED
         finally:
             self._placing.settle(booking, applied=applied, stands=applied)
-        if applied and orphan.deaths:
-            given.add(target.incarnation)
         return outcome
 
-    async def _placed(self, orphan: Orphan, live: Sequence[WorkerInfo], given: set[str]) -> Booking | None:
-        workers = heirs(orphan, live)
+    async def _placed(self, orphan: Orphan, workers: Sequence[WorkerInfo]) -> Booking | None:
         if not workers:
             return None
         need = Need(
             orphan.job,
             PromptHashes(orphan.job),
-            said=[0 if choice in orphan.ended else count for choice, count in enumerate(orphan.next)],
+            said=said_of(orphan),
             told=bool(orphan.next[0]),
             trials=False,
         )
-        if orphan.deaths:
-            # Should one of them be the cause, the others must not be there when it strikes again.
-            free = [each for each in workers if each.incarnation not in given]
-            if not free:
-                given.clear()
-            workers = free or workers
         return await self._placing.place(need, workers)
+
+
+def said_of(orphan: Orphan) -> list[int]:
+    """Tokens that each choice has which goes on; 0 for the others."""
+    return [0 if choice in orphan.ended else count for choice, count in enumerate(orphan.next)]
+
+
+def anywhere(orphan: Orphan, worker: WorkerInfo) -> Target:
+    """A worker that has a suspect already, for one that waits: should the place be free by now, nothing is expected to
+    be cached."""
+    return Target(worker.id, worker.incarnation, len(orphan.job.prompt_token_ids) + sum(said_of(orphan)), 0)
 
 
 def heirs(orphan: Orphan, live: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:

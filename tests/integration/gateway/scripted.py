@@ -114,6 +114,12 @@ class ScriptedWorker:
                 claims += await self.jobs.claim(worker, incarnation, entries)
         return claims
 
+    async def claim_all(self) -> list[Claim]:
+        """Owns what has come, all at once; it may be nothing."""
+        worker, incarnation = self.info.id, self.info.incarnation
+        entries = await self.jobs.next_entries(self._reader, worker, incarnation, 100, 500)
+        return await self.jobs.claim(worker, incarnation, entries)
+
     async def commit(self, *deliveries: job_pb2.Delivery) -> list[Commit]:
         """Commits one step."""
         return (await self.jobs.commit(self.info.id, self.info.incarnation, deliveries)).outcomes
@@ -132,9 +138,7 @@ class ScriptedWorker:
 
     async def _serve(self, tokens: int) -> None:
         while True:
-            worker, incarnation = self.info.id, self.info.incarnation
-            entries = await self.jobs.next_entries(self._reader, worker, incarnation, 100, 500)
-            for claim in await self.jobs.claim(worker, incarnation, entries):
+            for claim in await self.claim_all():
                 await self.answer(claim, tokens)
 
     async def told_to_drop(self) -> str:

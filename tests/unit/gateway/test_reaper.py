@@ -27,15 +27,19 @@ class Broker:
         self.rounds = 0
         self.health: list[bool] = []
         self.done: Counter[Rehomed] = Counter()
+        self.trouble: Exception | None = None
+        """What interrupts a round, after that much."""
         self.counted: list[tuple[Rehomed, int]] = []
 
     async def renew_gateway(self, _incarnation: str) -> None:
         if not self.up:
             raise BrokerUnreachable("down")
 
-    async def run(self) -> Counter[Rehomed]:
+    async def run(self, done: Counter[Rehomed]) -> None:
         self.rounds += 1
-        return self.done
+        done.update(self.done)
+        if self.trouble is not None:
+            raise self.trouble
 
     async def on_change(self, held: bool) -> None:
         self.health.append(held)
@@ -110,6 +114,15 @@ async def test_a_round_is_counted_and_what_is_new_told_in_one_line(caplog: pytes
         (Rehomed.DEAD, 1),
         (Rehomed.WAITING, 2),
     ]
+
+
+@pytest.mark.parametrize("trouble", [BrokerUnreachable("down"), TimeoutError()])
+async def test_what_a_round_did_before_it_was_interrupted_is_counted(trouble: Exception) -> None:
+    broker = Broker()
+    broker.done, broker.trouble = Counter({Rehomed.MOVED: 3}), trouble
+    with pytest.raises(BrokerUnreachable):
+        await broker.reaper(broker.lease()).reap()
+    assert broker.counted == [(Rehomed.MOVED, 3)]
 
 
 async def test_one_missed_heartbeat_is_no_outage() -> None:

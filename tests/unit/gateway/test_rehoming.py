@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gateway.breaker import FAILURES, Breaker
 from gateway.placing import Placing
 from gateway.rehoming import Rehoming, heirs
-from kvstore.errors import BrokerUnreachable
+from kvstore.errors import BrokerError, BrokerUnreachable
 from kvstore.jobs import JobState
 from kvstore.orphans import Orphan, Rehomed, Target
 from kvstore.prefix_index import Seen
@@ -29,7 +30,12 @@ class World:
         self.orphaned: list[Orphan] = []
         self.loads: dict[str, Load] = {}
         self.held: dict[str, int] = {}
-        self.answer: Rehomed | Exception = Rehomed.MOVED
+        self.answer = Rehomed.MOVED
+        self.broken: dict[str, Exception] = {}
+        """Jobs that can't be moved."""
+        self.suspects: set[str] = set()
+        """Workers that have one."""
+        self.done: Counter[Rehomed] = Counter()
         self.moves: list[tuple[str, Target | None]] = []
         self.looks = 0
         self.promised: list[int] = []
@@ -50,17 +56,22 @@ class World:
     async def rehome(self, orphan: Orphan, target: Target | None) -> Rehomed:
         self.moves.append((orphan.job.request_id, target))
         self.promised.append(len(self.placing._promises))
-        if isinstance(self.answer, Exception):
-            raise self.answer
+        if orphan.job.request_id in self.broken:
+            raise self.broken[orphan.job.request_id]
         if target is None:
             return Rehomed.DEAD if orphan.doomed else Rehomed.WAITING
+        if orphan.deaths and target.worker in self.suspects:
+            return Rehomed.WAITING
+        if orphan.deaths and self.answer is Rehomed.MOVED:
+            self.suspects.add(target.worker)
         return self.answer
 
     async def run(self, *orphans: Orphan) -> dict[Rehomed, int]:
         """One round; nothing of it may stay booked."""
-        self.orphaned = list(orphans)
+        self.orphaned, self.done = list(orphans), Counter()
         try:
-            return dict(await self.rehoming.run())
+            await self.rehoming.run(self.done)
+            return dict(self.done)
         finally:
             assert len(self.placing.pending) == len(self.placing._promises) == 0
 
@@ -145,18 +156,39 @@ async def test_jobs_go_by_cost_and_count_for_each_other() -> None:
     assert world.promised[-2:] == [1, 2]
 
 
-async def test_suspects_come_last_and_are_spread_over_the_workers() -> None:
+async def test_suspects_come_last_and_one_at_a_worker() -> None:
     world = World(worker("w0"), worker("w1"), worker("w2"))
     world.loads = {"w1": Load(5, 9000, 9000, 5), "w2": Load(9, 90000, 90000, 9)}
     suspects = [orphan(f"s{number}", deaths=1) for number in range(4)]
-    assert await world.run(*suspects, orphan("r0")) == {Rehomed.MOVED: 5}
-    assert [request_id for request_id, _ in world.moves] == ["r0", "s0", "s1", "s2", "s3"]
-    assert world.targets() == {"r0": "w0", "s0": "w0", "s1": "w1", "s2": "w2", "s3": "w0"}
+    assert await world.run(*suspects, orphan("r0")) == {Rehomed.MOVED: 4, Rehomed.WAITING: 1}
+    # What the last one finds everywhere costs it no look at the index: it says only that it could run somewhere.
+    assert world.moves == [
+        ("r0", Target("w0", "w0-1", 40, 0)),
+        ("s0", Target("w0", "w0-1", 8, 32)),
+        *((f"s{number}", Target(f"w{number}", f"w{number}-1", 40, 0)) for number in (1, 2)),
+        ("s3", Target("w0", "w0-1", 40, 0)),
+    ]
 
 
-async def test_one_worker_takes_all_suspects_if_there_is_no_other() -> None:
+async def test_a_suspect_goes_where_no_other_one_is_whoever_moved_that() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(5, 9000, 9000, 5)}
+    world.suspects = {"w0"}
+    assert await world.run(orphan("a", deaths=2), orphan("r0")) == {Rehomed.MOVED: 2}
+    assert [(request_id, target and target.worker) for request_id, target in world.moves] == [
+        ("r0", "w0"),
+        ("a", "w0"),
+        ("a", "w1"),
+    ]
+
+
+async def test_suspects_wait_for_the_only_worker_and_take_turns() -> None:
     world = World(worker("w0"))
-    assert await world.run(orphan("a", deaths=1), orphan("b", deaths=2)) == {Rehomed.MOVED: 2}
+    suspects = [orphan("a", deaths=1), orphan("b", deaths=2, said=[3, 4], ended=frozenset({0}))]
+    assert await world.run(*suspects) == {Rehomed.MOVED: 1, Rehomed.WAITING: 1}
+    assert world.moves == [("a", Target("w0", "w0-1", 40, 0)), ("b", Target("w0", "w0-1", 44, 0))]
+    world.suspects.clear()
+    assert await world.run(suspects[1]) == {Rehomed.MOVED: 1}
 
 
 async def test_what_no_worker_is_to_run_again_is_given_up() -> None:
@@ -215,12 +247,34 @@ async def test_what_somebody_else_has_moved_leaves_nothing_behind() -> None:
     assert await world.run(orphan("a"), orphan("b", deaths=1)) == {Rehomed.STALE: 2}
 
 
-async def test_a_broker_that_fails_ends_the_round() -> None:
+async def test_a_broker_that_fails_ends_the_round_and_what_was_done_is_known() -> None:
     world = World(worker("w0"))
-    world.answer = BrokerUnreachable("lost")
+    world.broken = {"b": BrokerUnreachable("lost")}
     with pytest.raises(BrokerUnreachable):
-        await world.run(orphan("a"), orphan("b"))
-    assert len(world.moves) == 1
+        await world.run(orphan("a"), orphan("b"), orphan("c"))
+    assert [request_id for request_id, _ in world.moves] == ["a", "b"]
+    assert world.done == {Rehomed.MOVED: 1}
+
+
+async def test_one_that_can_not_be_moved_holds_up_no_other_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(worker("w0"))
+    world.broken = {"a": BrokerError("a key of another type")}
+    for _ in range(2):
+        assert await world.run(orphan("a"), orphan("b")) == {Rehomed.MOVED: 1}
+    assert await world.run(orphan("b")) == {Rehomed.MOVED: 1}
+    assert caplog.messages == ["job a of worker dead can't be moved"]
+    assert await world.run(orphan("a")) == {}
+    assert len(caplog.messages) == 2
+
+
+async def test_what_failed_at_workers_that_are_gone_is_forgotten() -> None:
+    world = World(worker("w0"))
+    for _ in range(FAILURES):
+        world.placing.breaker.failed("w0-1")
+        world.placing.breaker.failed("gone-1")
+    assert world.placing.breaker.open == 2
+    assert await world.run() == {}
+    assert (world.placing.breaker.open, world.placing.breaker.known, world.looks) == (1, 1, 1)
 
 
 async def test_a_round_that_takes_long_leaves_the_rest_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
