@@ -94,7 +94,8 @@ async def test_a_mark_says_nothing_without_its_job(mortal: Stage, broker: Broker
     assert await mortal.rehome(target) == {"b": MOVED}
     assert await broker.call("GET", keys.suspect("w0")) == b"b"
     assert 0 < await broker.call("PTTL", keys.suspect("w0")) <= 3600_000
-    await broker.call("DEL", keys.jobs("w0"))  # what tests lose by hand nobody else clears up
+    # What tests lose by hand nobody else clears up.
+    await broker.call("DEL", keys.jobs("w0"), keys.load("w0", target.incarnation))
 
 
 async def test_what_an_earlier_life_has_not_read_is_there_still(mortal: Stage) -> None:
