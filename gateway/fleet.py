@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 from gateway.admission import check_request_id
 from gateway.config import MAX_RESPONSE_BYTES
 from gateway.dispatch import Order
-from gateway.errors import JobNotFound
+from gateway.errors import JobNotFound, Overloaded
 from gateway.rpc import Method, service_handler
-from kvstore.jobs import Submitted
+from kvstore.jobs import JobState
 from kvstore.limits import MAX_REQUEST_ID
 from octavo.v1 import fleet_pb2, job_pb2
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 NAME: Final = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
 RETRY: Final = re.compile(r"\.retry-\d+$")
+MAX_RETRIES: Final = 16
+"""Of one job that are known at a time: those that run, and those that ended a short while ago."""
 RESPONSE_SLACK: Final = 4096
 """Bytes of a response that are left free."""
 MAX_PAYLOAD: Final = 1 << 20
@@ -90,31 +92,36 @@ class FleetService:
         return ledger_message(await self._jobs.ledger())
 
     async def list_dead(self, request: fleet_pb2.ListDeadRequest, _context: Context) -> fleet_pb2.ListDeadResponse:
-        """The dead, or those of one request id, the latest first. Raises AdmissionError."""
+        """The dead without what they were asked, or with it those of one request id; the latest first. Raises
+        AdmissionError."""
         if request.request_id:
             check_request_id(request.request_id)
         found = await self._dead.find(request.request_id)
-        return fleet_pb2.ListDeadResponse(jobs=fitting(dead_message(each.record) for each in found))
+        messages = (dead_message(each.record, whole=bool(request.request_id)) for each in found)
+        return fleet_pb2.ListDeadResponse(jobs=fitting(messages))
 
     async def retry_dead(self, request: fleet_pb2.RetryDeadRequest, _context: Context) -> fleet_pb2.RetryDeadResponse:
-        """Submits a dead job again, detached and under a new id; it stays among the dead until it is dropped. Raises
-        AdmissionError, JobNotFound, and what a submission does."""
+        """Submits a dead job again, detached and under a new id, unless an earlier retry lives; it stays among the dead
+        until it is dropped. Raises AdmissionError, JobNotFound, Overloaded, and what a submission does."""
         check_request_id(request.request_id)
         found = await self._dead.get(request.request_id)
         if found is None:
             raise JobNotFound(request.request_id)
-        served = await self._models.find(found.record.job.model, now=True)
-        number = 0
-        while True:
-            number += 1
-            job = again(found.record.job, number)
-            digest = hashlib.sha256(job.SerializeToString(deterministic=True)).digest()
-            if await self._jobs.get(job.request_id) is not None:
-                continue  # of an earlier retry
-            sent = await self._dispatch.submit(Order(job, digest, lambda: None), served)
-            self._dispatch.over(sent)
-            if sent.submitted is Submitted.ACCEPTED:
-                return fleet_pb2.RetryDeadResponse(request_id=job.request_id)
+        job, free = found.record.job, 0
+        for number in range(MAX_RETRIES, 0, -1):
+            record = await self._jobs.get(retry_id(job.request_id, number))
+            if record is None:
+                free = number
+            elif record.state is not JobState.ENDED and record.digest == digest_of(again(job, number)):
+                return fleet_pb2.RetryDeadResponse(request_id=record.request_id)
+        if not free:
+            first, last = retry_id(job.request_id, 1), retry_id(job.request_id, MAX_RETRIES)
+            raise Overloaded(f"{first!r} to {last!r} are taken; try again later")
+        served = await self._models.find(job.model, now=True)
+        retry = again(job, free)
+        # Who asks for the same at the same time attaches to it.
+        self._dispatch.over(await self._dispatch.submit(Order(retry, digest_of(retry), lambda: None), served))
+        return fleet_pb2.RetryDeadResponse(request_id=retry.request_id)
 
     async def drop_dead(self, request: fleet_pb2.DropDeadRequest, _context: Context) -> fleet_pb2.DropDeadResponse:
         """Forgets the dead, or those of one request id. Raises AdmissionError."""
@@ -123,14 +130,24 @@ class FleetService:
         return fleet_pb2.DropDeadResponse(dropped=await self._dead.drop(request.request_id))
 
 
+def retry_id(request_id: str, number: int) -> str:
+    """Of a dead job's retry of that number. A retry of a retry counts on."""
+    suffix = f".retry-{number}"
+    return RETRY.sub("", request_id)[: MAX_REQUEST_ID - len(suffix)] + suffix
+
+
 def again(job: job_pb2.Job, number: int) -> job_pb2.Job:
-    """A dead job's copy for its retry of that number: nobody waits for it. A retry of a retry counts on."""
+    """A dead job's copy for its retry of that number: nobody waits for it."""
     copy = job_pb2.Job()
     copy.CopyFrom(job)
-    suffix = f".retry-{number}"
-    copy.request_id = RETRY.sub("", job.request_id)[: MAX_REQUEST_ID - len(suffix)] + suffix
+    copy.request_id = retry_id(job.request_id, number)
     copy.detached = True
     return copy
+
+
+def digest_of(job: job_pb2.Job) -> bytes:
+    """Names a retry's payload: whoever makes it, it is the same."""
+    return hashlib.sha256(job.SerializeToString(deterministic=True)).digest()
 
 
 def ledger_message(found: Ledger) -> fleet_pb2.LedgerResponse:
@@ -146,20 +163,23 @@ def ledger_message(found: Ledger) -> fleet_pb2.LedgerResponse:
     )
 
 
-def dead_message(record: job_pb2.DeadJob) -> fleet_pb2.Dead:
-    """A dead job, as operators get it. Without its payload if that is very long: all that it has more than the rest is
-    sampling and such."""
-    payload = MessageToJson(record.job, preserving_proto_field_name=True, indent=None)
-    return fleet_pb2.Dead(
+def dead_message(record: job_pb2.DeadJob, *, whole: bool) -> fleet_pb2.Dead:
+    """A dead job, as operators get it; if `whole`, with what it was asked, which a list shows to nobody.
+    Without its payload if that is very long: all that it has more than the rest is sampling and such."""
+    told = fleet_pb2.Dead(
         request_id=record.job.request_id,
         model=record.job.model,
         reason=record.reason,
         worker=record.worker,
         attempts=record.attempts,
         died_unix_ms=record.died_unix_ms,
-        prompt_token_ids=record.job.prompt_token_ids,
-        payload=payload if len(payload) <= MAX_PAYLOAD else "",
+        prompt_tokens=len(record.job.prompt_token_ids),
     )
+    if whole:
+        payload = MessageToJson(record.job, preserving_proto_field_name=True, indent=None)
+        told.prompt_token_ids.extend(record.job.prompt_token_ids)
+        told.payload = payload if len(payload) <= MAX_PAYLOAD else ""
+    return told
 
 
 def fitting(messages: Iterable[fleet_pb2.Dead]) -> Iterator[fleet_pb2.Dead]:

@@ -47,10 +47,10 @@ def asking(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("list")
 @asking
 def show_all(target: str, as_json: bool) -> None:
-    """List them, the latest first. prompt: its tokens. died: when it was given up, in UTC."""
+    """List them, the latest first. prompt: how many tokens. died: when it was given up, in UTC."""
     jobs = ask(target, lambda client: client.dead())
     if as_json:
-        emit_json([as_dict(job) for job in jobs])
+        emit_json([in_short(job) for job in jobs])
     else:
         print_table(COLUMNS, [cells(job) for job in jobs])
 
@@ -60,6 +60,8 @@ def show_all(target: str, as_json: bool) -> None:
 @asking
 def show_one(request_id: str, target: str, as_json: bool) -> None:
     """Show all that is known of one, its payload too."""
+    if not request_id:
+        raise click.BadParameter("must name a dead job; `octavo dead list` lists them", param_hint="ID")
     jobs = ask(target, lambda client: client.dead(request_id))
     if not jobs:
         raise click.ClickException(f"there is no dead job {request_id!r}")
@@ -124,10 +126,15 @@ def as_dict(job: fleet_pb2.Dead) -> dict[str, Any]:
     return told
 
 
+def in_short(job: fleet_pb2.Dead) -> dict[str, Any]:
+    """For `--json` of a list, which does not tell what they were asked."""
+    return {name: value for name, value in plain(job).items() if name not in ("prompt_token_ids", "payload")}
+
+
 def cells(job: fleet_pb2.Dead) -> tuple[Any, ...]:
     """A line of the table."""
-    prompt = len(job.prompt_token_ids)
-    return (job.request_id, job.model, job.worker, job.attempts, prompt, moment(job.died_unix_ms), job.reason)
+    prompt, died = job.prompt_tokens, moment(job.died_unix_ms)
+    return (job.request_id, job.model, job.worker, job.attempts, prompt, died, job.reason)
 
 
 def story(job: fleet_pb2.Dead) -> list[str]:
@@ -135,7 +142,7 @@ def story(job: fleet_pb2.Dead) -> list[str]:
     return [
         f"{job.request_id}: {job.reason}",
         f"given up at {moment(job.died_unix_ms)} on worker {job.worker}, in attempt {job.attempts}",
-        f"model {job.model}, {len(job.prompt_token_ids)} prompt tokens",
+        f"model {job.model}, {job.prompt_tokens} prompt tokens",
     ]
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/fleet.proto\x12\toctavo.v1\"\x0f\n\rLedgerRequest\"\x89\x01\n\x0eLedgerResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x04\x12\x11\n\tin_flight\x18\x07 \x01(\x04\"%\n\x0fListDeadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"1\n\x10ListDeadResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.octavo.v1.Dead\"\x9c\x01\n\x04\x44\x65\x61\x64\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12\x14\n\x0c\x64ied_unix_ms\x18\x06 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\r\x12\x0f\n\x07payload\x18\x08 \x01(\t\"&\n\x10RetryDeadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\'\n\x11RetryDeadResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"%\n\x0f\x44ropDeadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x10\x44ropDeadResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"\x14\n\x12ListWorkersRequest\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.octavo.v1.Worker\"\xcc\x03\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x11\n\tkv_tokens\x18\n \x01(\r\x12\x13\n\x0bmax_running\x18\x0b \x01(\r\x12\x0f\n\x07running\x18\x0c \x01(\r\x12\x0f\n\x07waiting\x18\r \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x0e \x01(\r\x12\x15\n\rblocks_cached\x18\x0f \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x10 \x01(\r\x12\x0f\n\x07metrics\x18\x11 \x01(\t\x12\x18\n\x10heartbeat_age_ms\x18\x12 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x13 \x01(\x01\x12\x0f\n\x07step_ms\x18\x14 \x01(\x01\x12\x13\n\x0bsequence_ms\x18\x15 \x01(\x01\x12\x1a\n\x12\x66\x65tch_tokens_per_s\x18\x16 \x01(\x01\x12\r\n\x05index\x18\x17 \x01(\t\"\x12\n\x10GetQueuesRequest\"5\n\x11GetQueuesResponse\x12 \n\x06queues\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Queue\"d\n\x05Queue\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bundelivered\x18\x02 \x01(\r\x12\x0f\n\x07pending\x18\x03 \x01(\r\x12\x15\n\roldest_age_ms\x18\x04 \x01(\x04\x12\x0e\n\x06stream\x18\x05 \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xf5\x01\n\x0f\x45xplainResponse\x12%\n\x05route\x18\x01 \x01(\x0b\x32\x16.octavo.v1.RouteRecord\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bstolen_from\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\x08\x12\x16\n\x0e\x66\x65tched_tokens\x18\t \x01(\r\x12\x1f\n\x17predicted_cached_tokens\x18\n \x01(\r\"\xa6\x02\n\x0bRouteRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\ranswer_tokens\x18\x05 \x01(\r\x12(\n\ncandidates\x18\x06 \x03(\x0b\x32\x14.octavo.v1.Candidate\x12\x0e\n\x06\x63hosen\x18\x07 \x01(\r\x12\x17\n\x0f\x64\x65\x63ided_unix_ms\x18\x08 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\x12\x1a\n\x12mean_answer_tokens\x18\n \x01(\r\x12\x1f\n\x17predicted_cached_tokens\x18\x0b \x01(\r\x12\x15\n\rrepeats_per_s\x18\x0c \x01(\x01\"\xaa\x03\n\tCandidate\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0bheld_tokens\x18\x03 \x01(\r\x12\x15\n\rstored_tokens\x18\x04 \x01(\r\x12\x0c\n\x04jobs\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07step_ms\x18\t \x01(\x01\x12\x13\n\x0bsequence_ms\x18\n \x01(\x01\x12\x1a\n\x12\x66\x65tch_tokens_per_s\x18\x0b \x01(\x01\x12\x13\n\x0bmax_running\x18\x0c \x01(\r\x12\x11\n\tkv_tokens\x18\r \x01(\r\x12\x0e\n\x06wait_s\x18\x0e \x01(\x01\x12\x11\n\tprefill_s\x18\x0f \x01(\x01\x12\x0f\n\x07\x66\x65tch_s\x18\x10 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x11 \x01(\x01\x12\x0f\n\x07verdict\x18\x12 \x01(\t\x12\x13\n\x0bused_tokens\x18\x13 \x01(\x04\x12\x11\n\tsequences\x18\x14 \x01(\r\x12\x0f\n\x07saved_s\x18\x15 \x01(\x01\x32\xf0\x03\n\x05\x46leet\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12\x46\n\tGetQueues\x12\x1b.octavo.v1.GetQueuesRequest\x1a\x1c.octavo.v1.GetQueuesResponse\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12=\n\x06Ledger\x12\x18.octavo.v1.LedgerRequest\x1a\x19.octavo.v1.LedgerResponse\x12\x43\n\x08ListDead\x12\x1a.octavo.v1.ListDeadRequest\x1a\x1b.octavo.v1.ListDeadResponse\x12\x46\n\tRetryDead\x12\x1b.octavo.v1.RetryDeadRequest\x1a\x1c.octavo.v1.RetryDeadResponse\x12\x43\n\x08\x44ropDead\x12\x1a.octavo.v1.DropDeadRequest\x1a\x1b.octavo.v1.DropDeadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/fleet.proto\x12\toctavo.v1\"\x0f\n\rLedgerRequest\"\x89\x01\n\x0eLedgerResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x04\x12\x11\n\tin_flight\x18\x07 \x01(\x04\"%\n\x0fListDeadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"1\n\x10ListDeadResponse\x12\x1d\n\x04jobs\x18\x01 \x03(\x0b\x32\x0f.octavo.v1.Dead\"\xb3\x01\n\x04\x44\x65\x61\x64\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12\x14\n\x0c\x64ied_unix_ms\x18\x06 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\r\x12\x0f\n\x07payload\x18\x08 \x01(\t\x12\x15\n\rprompt_tokens\x18\t \x01(\r\"&\n\x10RetryDeadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\'\n\x11RetryDeadResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"%\n\x0f\x44ropDeadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x10\x44ropDeadResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"\x14\n\x12ListWorkersRequest\"9\n\x13ListWorkersResponse\x12\"\n\x07workers\x18\x01 \x03(\x0b\x32\x11.octavo.v1.Worker\"\xcc\x03\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x11\n\tkv_tokens\x18\n \x01(\r\x12\x13\n\x0bmax_running\x18\x0b \x01(\r\x12\x0f\n\x07running\x18\x0c \x01(\r\x12\x0f\n\x07waiting\x18\r \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x0e \x01(\r\x12\x15\n\rblocks_cached\x18\x0f \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x10 \x01(\r\x12\x0f\n\x07metrics\x18\x11 \x01(\t\x12\x18\n\x10heartbeat_age_ms\x18\x12 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x13 \x01(\x01\x12\x0f\n\x07step_ms\x18\x14 \x01(\x01\x12\x13\n\x0bsequence_ms\x18\x15 \x01(\x01\x12\x1a\n\x12\x66\x65tch_tokens_per_s\x18\x16 \x01(\x01\x12\r\n\x05index\x18\x17 \x01(\t\"\x12\n\x10GetQueuesRequest\"5\n\x11GetQueuesResponse\x12 \n\x06queues\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Queue\"d\n\x05Queue\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bundelivered\x18\x02 \x01(\r\x12\x0f\n\x07pending\x18\x03 \x01(\r\x12\x15\n\roldest_age_ms\x18\x04 \x01(\x04\x12\x0e\n\x06stream\x18\x05 \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xf5\x01\n\x0f\x45xplainResponse\x12%\n\x05route\x18\x01 \x01(\x0b\x32\x16.octavo.v1.RouteRecord\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bstolen_from\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\x08\x12\x16\n\x0e\x66\x65tched_tokens\x18\t \x01(\r\x12\x1f\n\x17predicted_cached_tokens\x18\n \x01(\r\"\xa6\x02\n\x0bRouteRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\ranswer_tokens\x18\x05 \x01(\r\x12(\n\ncandidates\x18\x06 \x03(\x0b\x32\x14.octavo.v1.Candidate\x12\x0e\n\x06\x63hosen\x18\x07 \x01(\r\x12\x17\n\x0f\x64\x65\x63ided_unix_ms\x18\x08 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\t \x01(\r\x12\x1a\n\x12mean_answer_tokens\x18\n \x01(\r\x12\x1f\n\x17predicted_cached_tokens\x18\x0b \x01(\r\x12\x15\n\rrepeats_per_s\x18\x0c \x01(\x01\"\xaa\x03\n\tCandidate\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0bheld_tokens\x18\x03 \x01(\r\x12\x15\n\rstored_tokens\x18\x04 \x01(\r\x12\x0c\n\x04jobs\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07step_ms\x18\t \x01(\x01\x12\x13\n\x0bsequence_ms\x18\n \x01(\x01\x12\x1a\n\x12\x66\x65tch_tokens_per_s\x18\x0b \x01(\x01\x12\x13\n\x0bmax_running\x18\x0c \x01(\r\x12\x11\n\tkv_tokens\x18\r \x01(\r\x12\x0e\n\x06wait_s\x18\x0e \x01(\x01\x12\x11\n\tprefill_s\x18\x0f \x01(\x01\x12\x0f\n\x07\x66\x65tch_s\x18\x10 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x11 \x01(\x01\x12\x0f\n\x07verdict\x18\x12 \x01(\t\x12\x13\n\x0bused_tokens\x18\x13 \x01(\x04\x12\x11\n\tsequences\x18\x14 \x01(\r\x12\x0f\n\x07saved_s\x18\x15 \x01(\x01\x32\xf0\x03\n\x05\x46leet\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12\x46\n\tGetQueues\x12\x1b.octavo.v1.GetQueuesRequest\x1a\x1c.octavo.v1.GetQueuesResponse\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12=\n\x06Ledger\x12\x18.octavo.v1.LedgerRequest\x1a\x19.octavo.v1.LedgerResponse\x12\x43\n\x08ListDead\x12\x1a.octavo.v1.ListDeadRequest\x1a\x1b.octavo.v1.ListDeadResponse\x12\x46\n\tRetryDead\x12\x1b.octavo.v1.RetryDeadRequest\x1a\x1c.octavo.v1.RetryDeadResponse\x12\x43\n\x08\x44ropDead\x12\x1a.octavo.v1.DropDeadRequest\x1a\x1b.octavo.v1.DropDeadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,35 +40,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTDEADRESPONSE']._serialized_start=232
   _globals['_LISTDEADRESPONSE']._serialized_end=281
   _globals['_DEAD']._serialized_start=284
-  _globals['_DEAD']._serialized_end=440
-  _globals['_RETRYDEADREQUEST']._serialized_start=442
-  _globals['_RETRYDEADREQUEST']._serialized_end=480
-  _globals['_RETRYDEADRESPONSE']._serialized_start=482
-  _globals['_RETRYDEADRESPONSE']._serialized_end=521
-  _globals['_DROPDEADREQUEST']._serialized_start=523
-  _globals['_DROPDEADREQUEST']._serialized_end=560
-  _globals['_DROPDEADRESPONSE']._serialized_start=562
-  _globals['_DROPDEADRESPONSE']._serialized_end=597
-  _globals['_LISTWORKERSREQUEST']._serialized_start=599
-  _globals['_LISTWORKERSREQUEST']._serialized_end=619
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=621
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=678
-  _globals['_WORKER']._serialized_start=681
-  _globals['_WORKER']._serialized_end=1141
-  _globals['_GETQUEUESREQUEST']._serialized_start=1143
-  _globals['_GETQUEUESREQUEST']._serialized_end=1161
-  _globals['_GETQUEUESRESPONSE']._serialized_start=1163
-  _globals['_GETQUEUESRESPONSE']._serialized_end=1216
-  _globals['_QUEUE']._serialized_start=1218
-  _globals['_QUEUE']._serialized_end=1318
-  _globals['_EXPLAINREQUEST']._serialized_start=1320
-  _globals['_EXPLAINREQUEST']._serialized_end=1356
-  _globals['_EXPLAINRESPONSE']._serialized_start=1359
-  _globals['_EXPLAINRESPONSE']._serialized_end=1604
-  _globals['_ROUTERECORD']._serialized_start=1607
-  _globals['_ROUTERECORD']._serialized_end=1901
-  _globals['_CANDIDATE']._serialized_start=1904
-  _globals['_CANDIDATE']._serialized_end=2330
-  _globals['_FLEET']._serialized_start=2333
-  _globals['_FLEET']._serialized_end=2829
+  _globals['_DEAD']._serialized_end=463
+  _globals['_RETRYDEADREQUEST']._serialized_start=465
+  _globals['_RETRYDEADREQUEST']._serialized_end=503
+  _globals['_RETRYDEADRESPONSE']._serialized_start=505
+  _globals['_RETRYDEADRESPONSE']._serialized_end=544
+  _globals['_DROPDEADREQUEST']._serialized_start=546
+  _globals['_DROPDEADREQUEST']._serialized_end=583
+  _globals['_DROPDEADRESPONSE']._serialized_start=585
+  _globals['_DROPDEADRESPONSE']._serialized_end=620
+  _globals['_LISTWORKERSREQUEST']._serialized_start=622
+  _globals['_LISTWORKERSREQUEST']._serialized_end=642
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=644
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=701
+  _globals['_WORKER']._serialized_start=704
+  _globals['_WORKER']._serialized_end=1164
+  _globals['_GETQUEUESREQUEST']._serialized_start=1166
+  _globals['_GETQUEUESREQUEST']._serialized_end=1184
+  _globals['_GETQUEUESRESPONSE']._serialized_start=1186
+  _globals['_GETQUEUESRESPONSE']._serialized_end=1239
+  _globals['_QUEUE']._serialized_start=1241
+  _globals['_QUEUE']._serialized_end=1341
+  _globals['_EXPLAINREQUEST']._serialized_start=1343
+  _globals['_EXPLAINREQUEST']._serialized_end=1379
+  _globals['_EXPLAINRESPONSE']._serialized_start=1382
+  _globals['_EXPLAINRESPONSE']._serialized_end=1627
+  _globals['_ROUTERECORD']._serialized_start=1630
+  _globals['_ROUTERECORD']._serialized_end=1924
+  _globals['_CANDIDATE']._serialized_start=1927
+  _globals['_CANDIDATE']._serialized_end=2353
+  _globals['_FLEET']._serialized_start=2356
+  _globals['_FLEET']._serialized_end=2852
 # @@protoc_insertion_point(module_scope)

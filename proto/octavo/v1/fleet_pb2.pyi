@@ -41,7 +41,7 @@ class ListDeadResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Dead, _Mapping]]] = ...) -> None: ...
 
 class Dead(_message.Message):
-    __slots__ = ("request_id", "model", "reason", "worker", "attempts", "died_unix_ms", "prompt_token_ids", "payload")
+    __slots__ = ("request_id", "model", "reason", "worker", "attempts", "died_unix_ms", "prompt_token_ids", "payload", "prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Dead(_message.Message):
     DIED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     reason: str
@@ -58,7 +59,8 @@ class Dead(_message.Message):
     died_unix_ms: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     payload: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., died_unix_ms: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., payload: _Optional[str] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., died_unix_ms: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., payload: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class RetryDeadRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -108,7 +108,8 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetryDead(self, request, context):
-        """Runs one of them again, as a detached job of a new id. NOT_FOUND when there is none of that id.
+        """Runs one of them again, as a detached job of a new id; while that one runs, the same id is told again. NOT_FOUND when
+        there is none of that id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
 
+from gateway.fleet import MAX_RETRIES
 from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
 from ops import explain, show
 from tests.integration.gateway.harness import collect, failure, request, running_gateway, tokens
@@ -71,19 +73,17 @@ async def test_dead_jobs_are_listed_run_again_and_forgotten(broker: Broker) -> N
         await dying(broker, request_id)
     async with running_gateway(broker) as (_, _, client):
         told = (await client.list_dead(fleet_pb2.ListDeadRequest())).jobs
-        assert [each.request_id for each in told] == ["r3", "r2", "r1"]
+        assert [(each.request_id, each.prompt_tokens, each.payload) for each in told] == [
+            ("r3", 3, ""),
+            ("r2", 3, ""),
+            ("r1", 3, ""),
+        ]
+        assert not any(each.prompt_token_ids for each in told)
         (one,) = (await client.list_dead(fleet_pb2.ListDeadRequest(request_id="r2"))).jobs
         assert (one.reason, one.worker, one.attempts, list(one.prompt_token_ids)) == (
             *("3 workers died while they ran it", "w7", 3),
             [5, 6, 7],
         )
-        retries = [(await client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r2"))).request_id for _ in range(2)]
-        assert retries == ["r2.retry-1", "r2.retry-2"]
-        for claim in await worker.claim(2):
-            assert (claim.job.detached, claim.remaining_ms, list(claim.job.prompt_token_ids)) == (True, None, [5, 6, 7])
-            await worker.answer(claim)
-        for request_id in retries:
-            assert tokens(await collect(client.attach(inference_pb2.AttachRequest(request_id=request_id)))) == [2, 3, 4]
         unknown = (grpc.StatusCode.NOT_FOUND, "job 'r9' is unknown, or ended too long ago")
         assert await failure(client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r9"))) == unknown
         for call, asked in (
@@ -100,11 +100,58 @@ async def test_dead_jobs_are_listed_run_again_and_forgotten(broker: Broker) -> N
     await worker.stop()
 
 
+async def retried(worker: ScriptedWorker) -> str:
+    """Answers the next retry; its id."""
+    (claim,) = await worker.claim()
+    assert (claim.job.detached, claim.remaining_ms, list(claim.job.prompt_token_ids)) == (True, None, [5, 6, 7])
+    await worker.answer(claim)
+    return claim.job.request_id
+
+
+async def test_a_dead_job_is_run_again_once_at_a_time(broker: Broker) -> None:
+    worker = ScriptedWorker(broker)
+    await worker.start()
+    await dying(broker, "r2")
+    async with running_gateway(broker) as (_, _, client):
+
+        async def retry() -> str:
+            return str((await client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r2"))).request_id)
+
+        first = "r2.retry-1"
+        assert set(await asyncio.gather(retry(), retry())) == {first}
+        assert await retry() == first
+        assert await retried(worker) == first
+        assert tokens(await collect(client.attach(inference_pb2.AttachRequest(request_id=first)))) == [2, 3, 4]
+        assert await retry() == "r2.retry-2"
+        # The second one lives while the first one is not kept any more.
+        await broker.call("DEL", broker.keys.job(first))
+        assert await retry() == "r2.retry-2"
+        assert await retried(worker) == "r2.retry-2"
+        assert await retry() == first
+        # What has such an id by somebody else's choice is no retry.
+        assert await retried(worker) == first
+        calls = [client.generate(request(f"r2.retry-{number}")) for number in range(3, MAX_RETRIES + 1)]
+        for call in calls:
+            await call.initial_metadata()
+        code, message = await failure(client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r2")))
+        for call in calls:
+            call.cancel()
+        assert (code, message) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "'r2.retry-1' to 'r2.retry-16' are taken; try again later",
+        )
+        assert (await client.drop_dead(fleet_pb2.DropDeadRequest())).dropped == 1
+    await worker.stop()
+
+
 async def test_the_ledger_adds_up(broker: Broker) -> None:
     worker = ScriptedWorker(broker)
     await worker.start()
     async with running_gateway(broker) as (_, _, client):
-        calls = [client.generate(request(f"r{index}")) for index in range(5)]
+        calls = []
+        for index in range(5):
+            calls.append(client.generate(request(f"r{index}")))
+            await calls[-1].initial_metadata()  # accepted, and so claimed, in this order
         claims = {claim.job.request_id: claim for claim in await worker.claim(3)}
         assert set(claims) == {"r0", "r1", "r2"}
         await worker.answer(claims["r0"])

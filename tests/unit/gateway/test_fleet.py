@@ -40,21 +40,37 @@ def test_a_retry_is_the_same_job_under_an_id_of_its_own(request_id: str, number:
     assert retry == dead
 
 
-def test_the_dead_are_told_whole() -> None:
-    told = dead_message(
-        job_pb2.DeadJob(job=job(), reason="3 workers died", attempts=4, worker="w1", died_unix_ms=1700000000000)
-    )
-    assert (told.request_id, told.model, told.reason, told.worker) == ("r1", "tiny", "3 workers died", "w1")
-    assert (told.attempts, told.died_unix_ms, list(told.prompt_token_ids)) == (4, 1700000000000, [0, 1, 2])
+DEAD = job_pb2.DeadJob(job=job(), reason="3 workers died", attempts=4, worker="w1", died_unix_ms=1700000000000)
+
+
+def test_one_of_the_dead_is_told_whole() -> None:
+    told = dead_message(DEAD, whole=True)
     payload = json.loads(told.payload)
     assert payload["request_id"] == "r1"
-    assert payload["prompt_token_ids"] == [0, 1, 2]
+    assert payload["prompt_token_ids"] == list(told.prompt_token_ids) == [0, 1, 2]
     assert payload["sampling"]["seed"] == str(2**64 - 1)
     assert "\n" not in told.payload
 
 
+def test_of_many_nobody_is_shown_what_they_were_asked() -> None:
+    told = dead_message(DEAD, whole=False)
+    assert told == fleet_pb2.Dead(
+        request_id="r1",
+        model="tiny",
+        reason="3 workers died",
+        worker="w1",
+        attempts=4,
+        died_unix_ms=1700000000000,
+        prompt_tokens=3,
+    )
+    whole = dead_message(DEAD, whole=True)
+    del whole.prompt_token_ids[:]
+    whole.payload = ""
+    assert whole == told
+
+
 def test_a_very_long_payload_is_left_out() -> None:
-    long = dead_message(job_pb2.DeadJob(job=job(prompt=1_000_000)))
+    long = dead_message(job_pb2.DeadJob(job=job(prompt=1_000_000)), whole=True)
     assert (long.payload, len(long.prompt_token_ids)) == ("", 1_000_000)
     assert long.ByteSize() < MAX_RESPONSE_BYTES
 

@@ -18,6 +18,7 @@ POISON = Dead(
     worker="w2",
     attempts=3,
     died_unix_ms=1_700_000_000_999,
+    prompt_tokens=3,
     prompt_token_ids=[5, 6, 7],
     payload='{"request_id": "p1", "n": 2}',
 )
@@ -41,10 +42,11 @@ def test_they_are_listed_in_the_services_order() -> None:
     )
     assert operators.asked == [ListDeadRequest()]
     told = json.loads(run("list", "--json")[0].output)
-    assert [(each["request_id"], each["payload"]) for each in told] == [
-        ("p1", {"request_id": "p1", "n": 2}),
-        ("p2", "{"),
-    ]
+    # Whatever a gateway says of what they were asked.
+    assert [list(each) for each in told] == [
+        ["request_id", "model", "reason", "worker", "attempts", "died_unix_ms", "prompt_tokens"]
+    ] * 2
+    assert [(each["request_id"], each["prompt_tokens"]) for each in told] == [("p1", 3), ("p2", 0)]
 
 
 def test_one_is_shown_with_its_payload() -> None:
@@ -60,6 +62,8 @@ def test_one_is_shown_with_its_payload() -> None:
     told = json.loads(run("show", "p1", "--json")[0].output)
     assert list(told) == [field.name for field in Dead.DESCRIPTOR.fields]
     assert (told["prompt_token_ids"], told["died_unix_ms"]) == ([5, 6, 7], 1_700_000_000_999)
+    # What is damaged is shown as it is.
+    assert json.loads(run("show", "p2", "--json")[0].output)["payload"] == "{"
 
 
 def test_one_is_run_again_under_a_new_id() -> None:
@@ -76,6 +80,12 @@ def test_one_or_all_are_forgotten(argument: str, request_id: str, dropped: int) 
     assert (ran.exit_code, ran.output) == (0, f"dropped {dropped}\n")
     assert operators.asked == [DropDeadRequest(request_id=request_id)]
     assert json.loads(run("drop", argument, "--json")[0].output) == {"dropped": dropped}
+
+
+def test_whom_to_show_must_be_said() -> None:
+    ran, operators = run("show", "")
+    assert (ran.exit_code, operators.asked) == (2, [])
+    assert "must name a dead job; `octavo dead list` lists them" in ran.output
 
 
 @pytest.mark.parametrize("arguments", [(), ("p1", "--all")])
