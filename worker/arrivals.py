@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvstore import token_log
-from kvstore.errors import KvError
+from kvstore.errors import BrokerFull, BrokerUnreachable
 from kvstore.outage import Outage
 from octavo.v1 import job_pb2
 from worker.journal import request_of
-from worker.past import PastLost, past_of
+from worker.past import Gathered, PastLost, RolledBack
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from kvstore.client import Broker
     from kvstore.jobs import Claim
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from worker.sequence import Request
     from worker.stepper import Stepper
 
-    ReadLog = Callable[[str], Awaitable[list[job_pb2.Delivery]]]
+    ReadLog = Callable[[str], AsyncIterator[list[job_pb2.Delivery]]]
     HandOver = Callable[[list[job_pb2.Delivery]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
@@ -36,14 +36,18 @@ logger = logging.getLogger(__name__)
 NOT_YET: Final = sys.maxsize
 """No step has seen so many changes: of jobs that the engine has not got."""
 RETRY_S = 0.2
+READERS: Final = 4
+"""Jobs whose logs are read at a time: after an outage all that run here may have to go on."""
 
 
 def log_of(broker: Broker) -> ReadLog:
-    """Reads whole token logs."""
+    """Reads token logs, page by page."""
 
-    async def read(request_id: str) -> list[job_pb2.Delivery]:
-        log, _ = await token_log.read(broker, request_id)
-        return log
+    async def read(request_id: str) -> AsyncIterator[list[job_pb2.Delivery]]:
+        last_id, more = b"0", True
+        while more:
+            page, last_id, more = await token_log.read_page(broker, request_id, last_id)
+            yield page
 
     return read
 
@@ -59,16 +63,20 @@ class Arrivals:
         read_log: ReadLog,
         hand_over: HandOver,
         went_on: Callable[[str], None],
+        give_again: Callable[[], None],
     ) -> None:
-        """``read_log`` gives all that a job has said; it raises KvError. ``hand_over`` takes deliveries to commit.
-        ``went_on`` is told of jobs that don't begin: after an earlier "attempt", or after a "gap" in the log."""
+        """``read_log`` gives all that a job has said, in pages; it raises KvError. ``hand_over`` takes deliveries to
+        commit. ``went_on`` is told of jobs that don't begin: after an earlier "attempt", or after a "gap" in the log.
+        ``give_again`` has all claims repeated."""
         self._journal = journal
         self._stepper = stepper
         self._pages = pages
         self._read_log = read_log
         self._hand_over = hand_over
         self._went_on = went_on
+        self._give_again = give_again
         self._outage = Outage(logger, "reading what jobs have said")
+        self._readers = asyncio.Semaphore(READERS)
         self.preparing: set[asyncio.Task[None]] = set()
         """Of jobs whose pages or logs are on their way: to be cancelled with the worker's other tasks."""
 
@@ -91,16 +99,20 @@ class Arrivals:
         else:
             self._prepare(self._begin_with_pages(self._pages, lacking, request, job))
 
-    def roll_back(self, request_id: str, attempt: int, known: Mapping[int, int]) -> bool:
+    def roll_back(self, request_id: str, attempt: int, known: Mapping[int, int]) -> RolledBack:
         """Redis has lost a part of this job's output, and knows so many tokens of some choices: the job goes on from
-        what is left. False: it is not ours, or has been rolled back too often."""
+        what is left, if it is this attempt that is run here."""
         job = self._journal.roll_back(request_id, attempt, known, since=NOT_YET)
         if job is None:
-            return False
+            jobs = (self._journal.running.get(request_id), self._journal.ending.get(request_id))
+            here = any(each is not None and each.claim.attempt == attempt for each in jobs)
+            if not here:  # should Redis have it for ours all the same, it is to be begun
+                self._give_again()
+            return RolledBack.TOO_OFTEN if here else RolledBack.NOT_OURS
         self._stepper.abort(request_id)
         self._went_on("gap")
         self._prepare(self._go_on(request_of(job.claim.job), job, known, None))
-        return True
+        return RolledBack.GOES_ON
 
     def _prepare(self, coming: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coming, name="prepare")
@@ -118,10 +130,10 @@ class Arrivals:
     ) -> None:
         """Reads what was said, and has the engine go on from there."""
         try:
-            log = await self._log(job)
-            if log is None:
+            gathered = await self._gather(job, request.n)
+            if gathered is None:
                 return
-            past = past_of(log, request.n, known=known, ended=ended)
+            past = gathered.past(known=known, ended=ended)
             await self._fetch(request, past)
         except PastLost as lost:
             await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, str(lost))
@@ -133,17 +145,20 @@ class Arrivals:
                 job.go_on(past)
                 self._begin(request, job, past)
 
-    async def _log(self, job: Running) -> list[job_pb2.Delivery] | None:
+    async def _gather(self, job: Running, choices: int) -> Gathered | None:
         """All that the job has said, however long Redis is away; None when it has ended meanwhile."""
         while self._ours(job):
             try:
-                log = await self._read_log(job.claim.job.request_id)
-            except KvError as error:
+                async with self._readers:
+                    gathered = Gathered(choices)
+                    async for page in self._read_log(job.claim.job.request_id):
+                        gathered.add(page)
+            except (BrokerUnreachable, BrokerFull) as error:  # others do not pass
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
             else:
                 self._outage.worked()
-                return log
+                return gathered
         return None
 
     async def _fetch(self, request: Request, past: Past) -> None:

@@ -14,12 +14,16 @@ from kvstore.errors import CommitGap, KvError
 from kvstore.jobs import Commit, Jobs
 from kvstore.outage import Outage
 from octavo.v1 import inference_pb2, job_pb2
+from worker.past import RolledBack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvstore.prefix_index import HeldChange, PrefixIndex
     from worker.held import Held
+
+    Told = tuple[job_pb2.Delivery, str]
+    """Of a job, with the entry by which it was claimed."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +48,14 @@ class Committer:
         worker: str,
         incarnation: str,
         settled: Callable[[job_pb2.Delivery, Commit], None],
-        roll_back: Callable[[str, int, Mapping[int, int]], bool],
+        roll_back: Callable[[str, int, Mapping[int, int]], RolledBack],
+        entry_of: Callable[[str], str],
     ) -> None:
         """``settled`` is told what became of each delivery, but of those that were taken back.
 
         ``roll_back`` is told of a job of which Redis has lost something: its id, the attempt, and how many tokens some
-        of its choices have there. It says whether the job goes on from there; if not, it is ended.
+        of its choices have there. It says what becomes of the job. ``entry_of`` is told of a job whose deliveries are
+        put into the line, and says by which entry it was claimed: by the time of the commit the id may be another's.
         """
         self._jobs = jobs
         self._index = index
@@ -58,10 +64,11 @@ class Committer:
         self._incarnation = incarnation
         self._settled = settled
         self._roll_back = roll_back
+        self._entry_of = entry_of
         self._outage = Outage(logger, "committing")
         self._index_outage = Outage(logger, "mending the prefix index")
         self._mend_due = 0.0
-        self._steps: asyncio.Queue[list[job_pb2.Delivery]] = asyncio.Queue()
+        self._steps: asyncio.Queue[list[Told]] = asyncio.Queue()
         self._put = self._taken = 0
         """Steps that were ever put into the line, and taken out of it."""
         self._room = asyncio.Event()
@@ -77,7 +84,7 @@ class Committer:
             self.publish()
             return
         self.unsettled += len(deliveries)
-        self._append(deliveries)
+        self._append([(each, self._entry_of(each.request_id)) for each in deliveries])
         while self._steps.qsize() > STEPS_AHEAD:
             self._room.clear()
             await self._room.wait()
@@ -88,9 +95,9 @@ class Committer:
         if self._held.pending and self._steps.empty():
             self._append([])
 
-    def _append(self, deliveries: list[job_pb2.Delivery]) -> None:
+    def _append(self, step: list[Told]) -> None:
         self._put += 1
-        self._steps.put_nowait(deliveries)
+        self._steps.put_nowait(step)
 
     async def flushed(self) -> None:
         """Returns once Redis has taken everything."""
@@ -103,21 +110,21 @@ class Committer:
             while not self._steps.empty():
                 steps.append(self._steps.get_nowait())
             self._room.set()
-            deliveries = self._current(steps)
+            told = self._current(steps)
             await self._mend()
-            for delivery, outcome in zip(deliveries, await self._commit(deliveries, self._held.take()), strict=True):
+            for (delivery, _), outcome in zip(told, await self._commit(told, self._held.take()), strict=True):
                 if outcome is not None:
                     self._settled(delivery, outcome)
             for step in steps:
                 self.unsettled -= len(step)
                 self._steps.task_done()
 
-    def _current(self, steps: Sequence[list[job_pb2.Delivery]]) -> list[job_pb2.Delivery]:
+    def _current(self, steps: Sequence[list[Told]]) -> list[Told]:
         """What is to be committed of these steps, the next in the line."""
-        kept: list[job_pb2.Delivery] = []
+        kept: list[Told] = []
         for step in steps:
             self._taken += 1
-            kept += [each for each in step if self._taken > self._taken_back.get(each.request_id, 0)]
+            kept += [each for each in step if self._taken > self._taken_back.get(each[0].request_id, 0)]
         self._taken_back = {i: last for i, last in self._taken_back.items() if last > self._taken}
         return kept
 
@@ -139,22 +146,23 @@ class Committer:
             self._held.replaced(snapshot)
             logger.warning("the prefix index was not what the pool offers: written anew, %d blocks", len(snapshot))
 
-    async def _commit(self, deliveries: Sequence[job_pb2.Delivery], change: HeldChange) -> list[Commit | None]:
+    async def _commit(self, told: Sequence[Told], change: HeldChange) -> list[Commit | None]:
         """Commits until Redis has taken it. Repeating is safe: what was written already comes back as DUPLICATE.
 
         A job whose log lacks tokens that were committed before (Redis has lost a part of its data) goes on from what is
-        there, for which these deliveries are nothing: None. One that can't is ended. The others are committed again,
-        for their outcomes.
+        there, or at another worker, for which these deliveries are nothing: None. One that has lost something too often
+        is ended. The others are committed again, for their outcomes.
         """
         lost: dict[str, Commit | None] = {}
         while True:
-            kept = [delivery for delivery in deliveries if delivery.request_id not in lost]
+            kept = [each for each in told if each[0].request_id not in lost]
+            deliveries, entries = [each for each, _ in kept], [entry for _, entry in kept]
             try:
-                committed = await self._jobs.commit(self._worker, self._incarnation, kept, change)
+                committed = await self._jobs.commit(self._worker, self._incarnation, deliveries, change, entries)
             except CommitGap as gap:
                 logger.error("%s", gap)
                 for request_id, known in gap.expected.items():
-                    attempt = max(delivery.attempt for delivery in kept if delivery.request_id == request_id)
+                    attempt = max(each.attempt for each in deliveries if each.request_id == request_id)
                     lost[request_id] = await self._lost(request_id, attempt, known)
             except KvError as error:
                 self._outage.failed(error)
@@ -165,11 +173,13 @@ class Committer:
                 if time.monotonic() >= self._mend_due:
                     self.publish()
                 outcomes = iter(committed.outcomes)
-                return [lost[d.request_id] if d.request_id in lost else next(outcomes) for d in deliveries]
+                return [lost[d.request_id] if d.request_id in lost else next(outcomes) for d, _ in told]
 
     async def _lost(self, request_id: str, attempt: int, known: Mapping[int, int]) -> Commit | None:
-        if self._roll_back(request_id, attempt, known):
+        outcome = self._roll_back(request_id, attempt, known)
+        if outcome is RolledBack.GOES_ON:
             self._taken_back[request_id] = self._put
+        if outcome is not RolledBack.TOO_OFTEN:
             return None
         while True:
             try:

@@ -132,11 +132,12 @@ class Heartbeat:
                 self._held.audited(members)
                 self._committer.publish()
 
-    async def leave(self) -> None:
-        """Gives the lease back, so that the fleet need not wait for it to lapse."""
+    async def leave(self, *, goodbye: bool) -> None:
+        """Gives the lease back, so that the fleet need not wait for it to lapse. Without a goodbye the jobs that this
+        worker ran may be what it died of."""
         try:
             async with asyncio.timeout(HEARTBEAT_S):
-                await self._registry.leave(self._info.id, self._info.incarnation)
+                await self._registry.leave(self._info.id, self._info.incarnation, goodbye=goodbye)
         except (KvError, TimeoutError) as error:
             logger.warning("could not give back the lease, it will lapse: %s", error)
 

@@ -79,26 +79,23 @@ class WorkerLoop:
         )
         jobs, index, life = Jobs(broker), PrefixIndex(broker), info.incarnation
         self._committer = Committer(
-            jobs, index, self._held, config.id, life, self._settled, lambda *lost: self._arrivals.roll_back(*lost)
+            *(jobs, index, self._held, config.id, life, self._settled),
+            lambda *lost: self._arrivals.roll_back(*lost),
+            self._journal.entry_of,
         )
         self._heartbeat = Heartbeat(
-            broker,
-            info,
-            card,
-            self._journal,
-            self._committer,
-            self._held,
-            self._rates,
-            lambda: self._stats,
-            lambda: 0.0 if pages is None else pages.fetch_tok_s,
-            config.orphan_grace,
+            *(broker, info, card, self._journal, self._committer, self._held, self._rates),
+            *(lambda: self._stats, lambda: 0.0 if pages is None else pages.fetch_tok_s, config.orphan_grace),
         )
         self._leaving = Leaving(config.grace)
         self._stepper = Stepper(engine, self._note, pages.leave if pages else lambda: 0)
         if pages is not None:
             blocks = info.kv_tokens // info.block_size
             pages.attach(engine, blocks, self._stepper.adopt, lambda: self._rates.now.prefill_tok_s)
-        self._arrivals = Arrivals(self._journal, self._stepper, pages, log_of(broker), self._hand_over, metrics.went_on)
+        self._arrivals = Arrivals(
+            *(self._journal, self._stepper, pages, log_of(broker), self._hand_over, metrics.went_on),
+            self._intake.read_again,
+        )
         self._stepped: list[Stepped] = []
         """What the engine's thread has told and nobody has taken yet."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -151,7 +148,7 @@ class WorkerLoop:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._intake.close()
             await self._stealing.close()
-            await self._heartbeat.leave()
+            await self._heartbeat.leave(goodbye=self._leaving.begun)
             if self._pages is not None:
                 await self._pages.forget()
                 if drained:
@@ -292,6 +289,8 @@ class WorkerLoop:
         if outcome is Commit.FENCED:
             self._metrics.fenced.inc()
             self._intake.drop(delivery.request_id, delivery.attempt)
+            if last:  # should Redis have it for ours all the same, nobody runs it
+                self._intake.read_again()
         elif last:
             self._metrics.ended(inference_pb2.FinishReason.Name(delivery.chunk.finish).lower())
             self._stealing.ended(delivery.usage.completion_tokens)

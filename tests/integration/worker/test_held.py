@@ -237,7 +237,7 @@ async def test_commits_whose_reply_is_lost_leave_no_phantom(
 async def test_a_restart_under_the_same_name_shows_nothing_of_the_life_before(
     broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def dies(_: object) -> None:
+    async def dies(_: object, *, goodbye: bool) -> None:
         """Killed: it says goodbye to nobody."""
 
     async with running_worker(broker, model_dir, tmp_path, ends_with=asyncio.CancelledError) as fleet:

@@ -111,6 +111,30 @@ async def test_a_log_that_lacks_what_is_committed_ends_the_job(
         await fleet.idle()
 
 
+async def test_a_log_that_is_none_any_more_ends_the_job(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody wrote over it: what was said is lost, and the job must not wait for it for ever."""
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        slow_down(fleet, monkeypatch)
+        await submit(fleet, "spoilt")
+        await fleet.tokens("spoilt", 8)
+        await broker.call("SET", broker.keys.log("spoilt"), "no stream")
+
+        async def has_ended() -> bool:
+            record = await fleet.jobs.get("spoilt")
+            return record is not None and record.state is JobState.ENDED
+
+        await until(has_ended, within_s=20)
+        (last,) = await fleet.log("spoilt")
+        assert (last.failure, last.chunk.error) == (
+            job_pb2.FAILURE_UNAVAILABLE,
+            "the broker lost a part of this job's output",
+        )
+        assert last.chunk.start >= 8
+        await fleet.idle()
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_job_that_a_worker_has_left_goes_on_at_another(
     broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int

@@ -14,10 +14,10 @@ from octavo.v1 import inference_pb2, job_pb2
 from tests.unit.worker.page_store import BS, ROOT
 from worker import arrivals
 from worker.arrivals import NOT_YET, Arrivals
-from worker.journal import MAX_ROLLBACKS, Journal
+from worker.journal import Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from kvstore.page import PageName
     from worker.pages import Pages
@@ -70,21 +70,37 @@ class World:
         given = cast("Pages", self.pages) if pages else None
         self.logs: dict[str, list[job_pb2.Delivery]] = {}
         self.outages = 0
-        """Reads that fail before one works."""
+        """Reads that fail, after their first page, before one works."""
+        self.outage: Exception = BrokerUnreachable("away")
         self.readable = asyncio.Event()
         self.readable.set()
         self.failed: list[job_pb2.Delivery] = []
         self.went_on: list[str] = []
+        self.reading = self.most_reading = 0
+        """Logs that are read just now, and the most that ever were."""
+        self.given_again = 0
         self.arrivals = Arrivals(
-            self.journal, cast("Stepper", self.stepper), given, self._read, self._hand_over, self.went_on.append
+            *(self.journal, cast("Stepper", self.stepper), given, self._read, self._hand_over, self.went_on.append),
+            self._give_again,
         )
 
-    async def _read(self, request_id: str) -> list[job_pb2.Delivery]:
-        await self.readable.wait()
-        if self.outages:
-            self.outages -= 1
-            raise BrokerUnreachable("away")
-        return self.logs[request_id]
+    async def _read(self, request_id: str) -> AsyncIterator[list[job_pb2.Delivery]]:
+        """In pages of two."""
+        self.reading += 1
+        self.most_reading = max(self.most_reading, self.reading)
+        try:
+            await self.readable.wait()
+            log = self.logs[request_id]
+            for at in range(0, len(log), 2):
+                yield log[at : at + 2]
+                if self.outages:
+                    self.outages -= 1
+                    raise self.outage
+        finally:
+            self.reading -= 1
+
+    def _give_again(self) -> None:
+        self.given_again += 1
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
         self.failed += deliveries
@@ -250,45 +266,3 @@ async def test_a_fault_of_ours_ends_the_job_and_nothing_else() -> None:
     world.take("a", 3, attempt=2, past=(1,))
     await world.prepared()
     assert [(each.failure, each.chunk.error) for each in world.failed] == [(job_pb2.FAILURE_INTERNAL, "KeyError: 'a'")]
-
-
-# Gaps
-
-
-async def test_a_job_with_a_gap_goes_on_from_what_is_left() -> None:
-    world = World(pages=False)
-    world.take("a", 3, past=(0, 0))
-    job = world.journal.running["a"]
-    job.next_index = [5, 4]
-    world.log("a", [7, 8], [9])
-    assert world.arrivals.roll_back("a", 1, {0: 2})
-    assert world.journal.running["a"].since == NOT_YET
-    await world.prepared()
-    assert world.stepper.told == ["add a", "abort a", "add a after {0: (7, 8), 1: (9,)}, []"]
-    assert world.journal.running["a"].next_index == [2, 1]
-    assert world.went_on == ["gap"]
-
-
-async def test_a_second_gap_takes_the_place_of_the_first() -> None:
-    world = World(pages=False)
-    world.take("a", 3)
-    world.log("a", [7])
-    world.readable.clear()
-    assert world.arrivals.roll_back("a", 1, {0: 1})
-    await asyncio.sleep(0)
-    assert world.arrivals.roll_back("a", 1, {0: 0})
-    world.log("a", [])
-    world.readable.set()
-    await world.prepared()
-    assert world.stepper.told == ["add a", "abort a", "abort a", "add a after {0: ()}, []"]
-
-
-async def test_who_is_not_ours_or_was_rolled_back_too_often_is_not() -> None:
-    world = World(pages=False)
-    assert not world.arrivals.roll_back("a", 1, {0: 0})
-    world.take("a", 3)
-    world.log("a", [])
-    assert not world.arrivals.roll_back("a", 2, {0: 0})
-    rolled = [world.arrivals.roll_back("a", 1, {0: 0}) for _ in range(MAX_ROLLBACKS + 1)]
-    assert rolled == [True] * MAX_ROLLBACKS + [False]
-    await world.prepared()

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from octavo.v1 import inference_pb2, job_pb2
-from worker.past import Past, PastLost, past_of
+from worker.past import Gathered, Past, PastLost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 NOBODY: frozenset[int] = frozenset()
+
+
+def past_of(
+    log: Sequence[job_pb2.Delivery], choices: int, *, known: Mapping[int, int], ended: frozenset[int] | None
+) -> Past:
+    """Whatever pages the log comes in."""
+    pasts: list[Past | str] = []
+    for size in (1, 2, max(len(log), 1)):
+        gathered = Gathered(choices)
+        for at in range(0, len(log), size):
+            gathered.add(log[at : at + size])
+        try:
+            pasts.append(gathered.past(known=known, ended=ended))
+        except PastLost as lost:
+            pasts.append(str(lost))
+    assert pasts == pasts[:1] * 3
+    if isinstance(pasts[0], str):
+        raise PastLost(pasts[0])
+    return pasts[0]
 
 
 def chunk(choice: int, start: int, *tokens: int, finish: bool = False, attempt: int = 1) -> job_pb2.Delivery:
