@@ -110,7 +110,6 @@ class Dispatch:
             except WorkerGone:
                 need.refused[offer.target.incarnation] = "it is gone"
                 gone.add(offer.target.incarnation)
-                self._placing.breaker.failed(offer.target.incarnation)
                 workers = able(await self._models.workers(served), order)
         name = served.name
         if full is not None:
@@ -134,6 +133,12 @@ class Dispatch:
         empty: not known."""
         self._placing.answers.learn(model, tokens)
         self._placing.breaker.succeeded(incarnation)
+
+    def began(self, sent: Sent) -> None:
+        """The job has its first token, where it was sent to: forgets what was expected, and ends a worker's trial."""
+        self.forget(sent)
+        if sent.trial:
+            self._placing.breaker.began(sent.incarnation)
 
     def failed(self, incarnation: str) -> None:
         """A job has failed, by the fault of that worker."""

@@ -178,9 +178,12 @@ class Output:
             done = stream.done
             response = response_of(stream.request_id, batch, sent, stream.usage if done else None)
             if response.HasField("route"):
-                self._dispatch.forget(sent)
                 call.routed(response.route)
                 ran_by = sent.incarnation if response.route.worker == sent.worker else ""
+                if ran_by:
+                    self._dispatch.began(sent)
+                else:
+                    self._dispatch.forget(sent)
             call.output(most_tokens(response.chunks), stream.heard(batch[-1]))
             await context.write(response)
             failed = (each for each in batch if each.chunk.finish == inference_pb2.ERROR)

@@ -11,7 +11,7 @@ import click
 from bench.chaos.schedule import Kind
 from bench.output import results_folder, write_json
 from kvstore.errors import KvError
-from kvstore.ranges import Finite
+from kvstore.ranges import THREADS, Finite
 from ops.child import ChildFailed
 from ops.config import FleetConfig
 from ops.console import emit, emit_json, note, unless_interrupted
@@ -31,7 +31,7 @@ _POSITIVE: Final = click.IntRange(min=1)
 @click.option("--minutes", type=_SECONDS, default=None, help="The same, for long runs.")
 @click.option("--workers", type=_POSITIVE, default=3, help="Workers to start.")
 @click.option("--gateways", type=_POSITIVE, default=2, help="Gateways to start.")
-@click.option("--threads", type=_POSITIVE, default=1, help="Of each worker.")
+@click.option("--threads", type=THREADS, default=1, help="Of each worker.")
 @click.option("--model", default=FleetConfig().model, help="As of a worker.")
 @click.option("--kv-tokens", type=_POSITIVE, default=8192, help="Of each worker's pool.")
 @click.option("--rate", type=_SECONDS, default=2.0, help="Requests per second.")

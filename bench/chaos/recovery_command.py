@@ -10,7 +10,7 @@ import click
 
 from bench.output import results_folder, write_json
 from kvstore.errors import KvError
-from kvstore.ranges import Finite
+from kvstore.ranges import THREADS, Finite
 from ops.child import ChildFailed
 from ops.config import FleetConfig
 from ops.console import emit, emit_json, note, unless_interrupted
@@ -35,7 +35,7 @@ GRACE_S = 4.0
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same requests.")
 @click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True, help="Workers to start.")
 @click.option("--gateways", type=click.IntRange(min=2), default=2, show_default=True, help="Gateways to start.")
-@click.option("--threads", type=_POSITIVE, default=1, show_default=True, help="Of each worker.")
+@click.option("--threads", type=THREADS, default=1, show_default=True, help="Of each worker.")
 @click.option("--model", default=FleetConfig().model, show_default=True, help="As of a worker.")
 @click.option("--kv-tokens", type=_POSITIVE, default=16384, show_default=True, help="Of each worker's pool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")

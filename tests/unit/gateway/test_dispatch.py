@@ -142,15 +142,28 @@ async def test_a_trial_that_was_not_taken_is_none() -> None:
     assert (await world.send(order())).trial
 
 
-async def test_workers_that_go_when_a_job_comes_are_left_alone() -> None:
+async def test_workers_that_are_gone_have_not_failed() -> None:
+    """Their leases tell: those that are back, after the broker has lost all, get jobs at once."""
     world = World(worker("w0"), worker("w1"))
     world.loads = {"w1": Load(0, 0, 9000, 0)}
     world.answers = {"w0": WorkerGone("w0", "w0-1", "its lease has lapsed")}
     for _ in range(FAILURES):
         assert (await world.send(order())).worker == "w1"
     assert [said["worker"] for said in world.submitted] == ["w0", "w1"] * FAILURES
-    await world.send(order())
-    assert world.submitted[-2]["worker"] == world.submitted[-1]["worker"] == "w1"
+    world.answers = {}
+    assert (await world.send(order())).worker == "w0"
+
+
+async def test_the_first_token_of_a_job_on_trial_brings_others() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(0, 0, 9000, 0)}
+    for _ in range(FAILURES):
+        world.dispatch.failed("w0-1")
+    world.now += OPEN_S
+    trial = await world.send(order())
+    assert (await world.send(order())).worker == "w1"
+    world.dispatch.began(trial)
+    assert [(each.worker, each.trial) for each in [await world.send(order()) for _ in range(2)]] == [("w0", False)] * 2
 
 
 @pytest.mark.parametrize(("states", "chosen"), [(("ready", "ready"), "w1"), (("ready", "draining"), "w0")])
