@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from gateway import asking
 from gateway import client as module
 from gateway.client import BrokenStream, Client, prepared
 from octavo.v1 import inference_pb2
-from octavo.v1.inference_pb2 import CANCELLED, ERROR, LENGTH, STOP, Chunk, GenerateRequest, GenerateResponse, Sampling
+from octavo.v1.inference_pb2 import ERROR, LENGTH, STOP, Chunk, GenerateRequest, GenerateResponse, Sampling
 from tests.unit.gateway.scripted_gateway import (
     HALF,
     ID,
@@ -30,9 +29,7 @@ from tests.unit.gateway.scripted_gateway import (
     Act,
     Die,
     Fail,
-    Fleet,
     Hang,
-    UntilCancelled,
     ended,
     error_of,
     heard,
@@ -122,17 +119,6 @@ async def test_what_takes_connections_and_says_nothing_is_given_up(monkeypatch: 
     assert fleet.verbs == [["Generate"]]
 
 
-async def test_cancel_asks_the_next_gateway_too() -> None:
-    async with running([[Hang()]], [[Hang()]]) as fleet:
-        await fleet.gateways[0].stop()
-        async with Client(fleet.targets) as client:
-            assert await client.cancel("x")
-            await fleet.gateways[1].stop()
-            with pytest.raises(grpc.aio.AioRpcError):
-                await client.cancel("x")
-    assert fleet.gateways[1].cancelled == ["x"]
-
-
 @pytest.mark.parametrize(
     "code", ["INVALID_ARGUMENT", "ALREADY_EXISTS", "NOT_FOUND", "INTERNAL", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"]
 )
@@ -159,102 +145,6 @@ async def test_an_answer_that_is_whole_needs_no_status() -> None:
     async with running([[*HALF, *REST, Die()]], [[Hang()]]) as fleet:
         assert told(await heard(fleet)) == WHOLE
     assert fleet.verbs == [["Generate"], []]
-
-
-CANCEL = GenerateResponse(chunks=[Chunk(start=2, finish=CANCELLED)], usage={"completion_tokens": 2})
-
-
-async def test_a_gateway_that_took_a_broken_connection_for_a_leaving_caller_has_cancelled_nothing() -> None:
-    """The same request becomes a job of another id; the caller notices nothing of that."""
-    async with running([[*HALF, Die()]], [[CANCEL], [*HALF, *REST]]) as fleet:
-        responses = await heard(fleet)
-    assert told(responses) == WHOLE
-    assert {each.request_id for each in responses} == {ID}
-    assert [each.usage.completion_tokens for each in responses if each.HasField("usage")] == [4]
-    first, (_, second) = fleet.gateways[0].calls[0].request, fleet.gateways[1].calls
-    assert (fleet.verbs[1], second.request.request_id != ID) == (["Attach", "Generate"], True)
-    second.request.request_id = ID
-    assert second.request == first
-
-
-DRAINING = Fail(UNAVAILABLE, "the gateway is stopping", (("retry-after-ms", "1"),))
-
-
-@pytest.mark.parametrize(("cut", "window"), [(DRAINING, 5.0), (Die(), 0.0)])
-async def test_who_cancels_a_job_elsewhere_has_cancelled_it(
-    monkeypatch: pytest.MonkeyPatch, cut: Act, window: float
-) -> None:
-    """Where no connection broke, or too long ago."""
-    monkeypatch.setattr(asking, "SEVERED_S", window)
-    async with running([[*HALF, cut]], [[CANCEL]]) as fleet:
-        responses = await heard(fleet)
-    assert told(responses) == ([10, 11], "ab", ["CANCELLED"])
-    assert [each.usage.completion_tokens for each in responses if each.HasField("usage")] == [2]
-    assert fleet.verbs == [["Generate"], ["Attach"]]
-
-
-async def test_a_gateway_that_never_took_a_call_has_not_cancelled_its_job() -> None:
-    """So CANCELLED is what somebody wanted."""
-    async with running([[Die()]], [[*HALF, CANCEL]]) as fleet:
-        assert told(await heard(fleet)) == ([10, 11], "ab", ["CANCELLED"])
-    assert fleet.verbs == [["Generate"], ["Generate"]]
-
-
-async def test_a_call_that_broke_once_it_was_taken_may_have_been_cancelled() -> None:
-    """Even where nothing had come of it yet."""
-    cancelled = GenerateResponse(chunks=[Chunk(finish=CANCELLED)])
-    async with running([[Accept(), Die()]], [[cancelled], [*HALF, *REST]]) as fleet:
-        assert told(await heard(fleet)) == WHOLE
-    assert fleet.verbs == [["Generate"], ["Attach", "Generate"]]
-
-
-async def cancelled_meanwhile(fleet: Fleet) -> list[GenerateResponse]:
-    """All that comes of a request that its client cancels once the last gateway waits for that."""
-    async with Client(fleet.targets) as client:
-
-        async def all_of_it() -> list[GenerateResponse]:
-            return [each async for each in client.generate(REQUEST)]
-
-        answer = asyncio.create_task(all_of_it())
-        await fleet.gateways[-1].hanging.wait()
-        assert await client.cancel(ID)
-        return await answer
-
-
-async def test_what_this_client_cancels_is_not_brought_back() -> None:
-    """Though its connection has just broken."""
-    async with running([[*HALF, Die()]], [[UntilCancelled(), CANCEL]]) as fleet:
-        assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
-    assert (fleet.verbs, fleet.gateways[1].cancelled) == ([["Generate"], ["Attach"]], [ID])
-
-
-async def test_what_was_brought_back_is_cancelled_by_the_name_that_its_caller_knows() -> None:
-    async with running([[*HALF, Die()]], [[CANCEL], [*HALF, UntilCancelled(), CANCEL]]) as fleet:
-        assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
-    _, again = fleet.gateways[1].calls
-    assert again.request.request_id != ID
-    assert fleet.gateways[1].cancelled == [again.request.request_id]
-
-
-async def test_what_was_cancelled_and_lost_is_not_asked_for_again() -> None:
-    lost = Fail(grpc.StatusCode.NOT_FOUND)
-    async with running([[*HALF, Fail(UNAVAILABLE)]], [[UntilCancelled(), lost], [*HALF, *REST]]) as fleet:
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await cancelled_meanwhile(fleet)
-    assert failed.value.code() is grpc.StatusCode.CANCELLED
-    assert fleet.verbs == [["Generate"], ["Attach"]]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [(Die(), [[CANCEL]]), (Fail(UNAVAILABLE), [[Fail(grpc.StatusCode.NOT_FOUND)]])]
-)
-async def test_an_answer_is_of_one_run_only(first: Act, second: list[list[Act]]) -> None:
-    """Asked for under another id, or again under the same one."""
-    other: list[Act] = [said(0, 10, text="a"), said(1, 99, text="b"), *REST]
-    async with running([[*HALF, first]], [*second, other]) as fleet:
-        with pytest.raises(BrokenStream, match="choice 0: token 1 is 99 and was 11 before"):
-            await heard(fleet)
-    assert fleet.verbs == [["Generate"], ["Attach", "Generate"]]
 
 
 async def test_choices_end_once_each_whoever_tells_it() -> None:
