@@ -6,13 +6,16 @@ import hashlib
 import random
 import time
 import uuid
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
 
 from gateway.merged import Merged
 from octavo.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PAUSE_S: Final = (0.05, 1.0)
 """Before the next call: the first pause, and the longest. Each is drawn from half of it to all of it."""
@@ -52,6 +55,7 @@ class Asking:
         self._may_run = False
         """A gateway may have taken it."""
         self._attaching = False
+        self._watch = False
         self._trouble = ""
         self._failed_at = 0.0
         self._severed_at = float("-inf")
@@ -72,7 +76,8 @@ class Asking:
         self.merged.begin(replay=not self._attaching)
         if not self._attaching:
             return stub.Generate(self.request, timeout=timeout)
-        attach = inference_pb2.AttachRequest(request_id=self.request.request_id, after=self.merged.have)
+        asked, after = self.request.request_id, self.merged.have
+        attach = inference_pb2.AttachRequest(request_id=asked, after=after, watch=self._watch)
         return stub.Attach(attach, timeout=timeout)
 
     def take(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse | None:
@@ -150,6 +155,26 @@ class Asking:
         if busy or self.failures % self._gateways == 0:
             pause = max(pause, told * random.uniform(1, 1.2))
         return pause
+
+
+class Attaching(Asking):
+    """A job that was asked for before, on its way to a reader who has tokens of it up to `after`: its payload is not
+    known here, so it is never asked for again, and its end is what the fleet says. `watch`: it only looks on."""
+
+    def __init__(self, request_id: str, after: Mapping[int, int], gateways: int, *, watch: bool) -> None:
+        request = inference_pb2.GenerateRequest(request_id=request_id, detached=watch)
+        super().__init__(request, gateways, None)
+        self.merged = Merged(None, after)
+        self._known = True
+        self._watch = watch
+
+    def after(self, error: grpc.aio.AioRpcError, patience_s: float, accept_s: float) -> float:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            raise error
+        return super().after(error, patience_s, accept_s)
+
+    def _uncancelled(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse:
+        return response
 
 
 def prepared(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
-from gateway.asking import Asking, cut_off, prepared, retry_after
+from gateway.asking import Asking, Attaching, cut_off, prepared, retry_after
 from gateway.merged import BrokenStream
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["BrokenStream", "Client", "cut_off", "prepared", "retry_after"]
@@ -35,7 +35,7 @@ __all__ = ["BrokenStream", "Client", "cut_off", "prepared", "retry_after"]
 PATIENCE_S: Final = 60.0
 """How long a request is asked for again after a failure, while nothing new comes."""
 CANCEL_S: Final = 2.0
-"""How long it is tried to tell a fleet that a request is cancelled."""
+"""How long a gateway may take to cancel a request. Of one that stands still nothing else tells sooner."""
 OPTIONS: Final = (
     # A proxy in the environment is for the outside, never on the way to a gateway.
     ("grpc.enable_http_proxy", 0),
@@ -57,16 +57,23 @@ class Client:
     `targets`, HOST:PORT each, are tried in this order, beginning with the one that answered last: who has many clients
     shuffles them. A request is given up, with its last error, when every gateway has failed in a row and nothing new
     has come for `patience_s` since the first of these failures. `accept_s` is the same for a request that no gateway
-    has taken yet (None: `patience_s`).
+    has taken yet (None: `patience_s`). A request that is given up is cancelled: `on_farewell` hears its id, and whether
+    a gateway could be told, before ``close`` returns.
     """
 
     def __init__(
-        self, targets: Sequence[str], *, patience_s: float = PATIENCE_S, accept_s: float | None = None
+        self,
+        targets: Sequence[str],
+        *,
+        patience_s: float = PATIENCE_S,
+        accept_s: float | None = None,
+        on_farewell: Callable[[str, bool], None] | None = None,
     ) -> None:
         if not targets:
             raise ValueError("a client needs at least one gateway")
         self._patience_s = patience_s
         self._accept_s = patience_s if accept_s is None else accept_s
+        self._on_farewell = on_farewell
         self._channels = [grpc.aio.insecure_channel(target, options=OPTIONS) for target in targets]
         # The generated stubs are untyped: their calls are typed here.
         self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
@@ -89,7 +96,7 @@ class Client:
         for channel in self._channels:
             await channel.close()
 
-    async def generate(
+    def generate(
         self, request: inference_pb2.GenerateRequest, *, timeout: float | None = None
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """The answer to a request: of each choice all tokens once, in order, and one end; at last the usage.
@@ -102,7 +109,24 @@ class Client:
             grpc.aio.AioRpcError: as the service says; the last error, where patience was in vain.
             BrokenStream: a gateway broke the service's promises.
         """
-        asking = Asking(prepared(request), len(self._stubs), timeout)
+        return self._follow(Asking(prepared(request), len(self._stubs), timeout))
+
+    def attach(
+        self, request_id: str, *, after: Mapping[int, int] | None = None, watch: bool = False
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """The output of a job that was asked for before, of each choice from its token `after` on (0, where none is
+        given), as ``generate`` has it; `choices`, in the first response, says how many there are.
+
+        Leaving ends the job as with ``generate``, unless it is detached, or the caller only looks on (`watch`).
+
+        Raises:
+            grpc.aio.AioRpcError: as ``generate``; NOT_FOUND where no such job is known, or it was lost.
+            BrokenStream: as ``generate``.
+        """
+        return self._follow(Attaching(request_id, after or {}, len(self._stubs), watch=watch))
+
+    async def _follow(self, asking: Asking) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        detached = asking.request.detached
         self._running.append(asking)
         call: Any = None
         try:
@@ -125,12 +149,12 @@ class Client:
                     self._at = (gateway + 1) % len(self._stubs)
                 await asyncio.sleep(pause)
         except (GeneratorExit, asyncio.CancelledError):
-            if call is not None and call.done() and not call.cancelled() and not request.detached:
+            if call is not None and call.done() and not call.cancelled() and not detached:
                 await self._tell_of_leaving(asking.request.request_id)
             raise
         except grpc.aio.AioRpcError:
-            if asking.given_up and not request.detached:
-                self._bid_farewell(asking.request.request_id)
+            if asking.given_up and not detached:
+                self._bid_farewell(asking)
             raise
         finally:
             self._running.remove(asking)
@@ -138,8 +162,8 @@ class Client:
                 call.cancel()
 
     async def cancel(self, request_id: str) -> bool:
-        """Ends a job, by the first gateway that answers. True when this call ended a live one. A ``generate`` of this
-        client that runs under that id makes no job of it any more.
+        """Ends a job, by the first gateway that answers, each in turn. True when this call ended a live one. A
+        ``generate`` of this client that runs under that id makes no job of it any more.
 
         Raises:
             grpc.aio.AioRpcError: as the last gateway says.
@@ -152,27 +176,44 @@ class Client:
         return any(ended)
 
     async def _cancel(self, request_id: str) -> bool:
-        request = inference_pb2.CancelRequest(request_id=request_id)
         for turn in range(1, len(self._stubs) + 1):
             gateway = self._at
             try:
-                response = await self._stubs[gateway].Cancel(request, timeout=CANCEL_S)
-                return bool(response.cancelled)
+                return await self._cancel_at(gateway, request_id)
             except grpc.aio.AioRpcError as error:
-                if turn == len(self._stubs) or not cut_off(error):
-                    raise
+                if turn == len(self._stubs) or error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                    raise  # else it is the gateway's trouble: a job can be cancelled any number of times
             if self._at == gateway:
                 self._at = (gateway + 1) % len(self._stubs)
         raise AssertionError("there is at least one gateway")
 
-    async def _tell_of_leaving(self, request_id: str) -> None:
-        """The caller of a job leaves while no call of it is open: no gateway sees that."""
-        with suppress(grpc.aio.AioRpcError, TimeoutError):
-            async with asyncio.timeout(CANCEL_S):
-                await self._cancel(request_id)
+    async def _cancel_at(self, gateway: int, request_id: str) -> bool:
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        response = await self._stubs[gateway].Cancel(request, timeout=CANCEL_S)
+        return bool(response.cancelled)
 
-    def _bid_farewell(self, request_id: str) -> None:
+    async def _tell_of_leaving(self, request_id: str) -> bool:
+        """The caller of a job leaves while no call of it is open: no gateway sees that. All are told at once, as nobody
+        is to wait for one that stands still. Whether one has answered."""
+        telling = [asyncio.create_task(self._cancel_at(each, request_id)) for each in range(len(self._stubs))]
+        try:
+            for first in asyncio.as_completed(telling):
+                with suppress(grpc.aio.AioRpcError):
+                    await first
+                    return True
+            return False
+        finally:
+            for each in telling:
+                each.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
+
+    def _bid_farewell(self, asking: Asking) -> None:
         """Beside the caller, who is not to wait for it any longer."""
-        task = asyncio.create_task(self._tell_of_leaving(request_id), name=f"cancel {request_id}")
+        task = asyncio.create_task(self._part(asking), name=f"cancel {asking.named}")
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
+
+    async def _part(self, asking: Asking) -> None:
+        told = await self._tell_of_leaving(asking.request.request_id)
+        if self._on_farewell is not None:
+            self._on_farewell(asking.named, told)

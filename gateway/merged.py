@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
 
 from octavo.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class BrokenStream(Exception):  # noqa: N818 - it says what happened
@@ -17,10 +21,13 @@ class Merged:
 
     A call that replays begins at the first token of each choice, another one at those that are missing. Each token that
     is replayed is compared with the one that came before: a job that was run anew may have given other bits.
+
+    `n`: choices that the job has; None: the first response tells. `after`: tokens that its reader has had elsewhere, by
+    choice; these are never replayed.
     """
 
-    def __init__(self, n: int) -> None:
-        self.have: Counter[int] = Counter()
+    def __init__(self, n: int | None, after: Mapping[int, int] | None = None) -> None:
+        self.have: Counter[int] = Counter(after or {})
         """By choice: how many of its tokens have come."""
         self.failed = False
         """Some choice has ended with ERROR."""
@@ -36,7 +43,7 @@ class Merged:
     @property
     def over(self) -> bool:
         """Whether every choice has ended."""
-        return len(self._ended) == self._n
+        return self._n is not None and len(self._ended) == self._n
 
     def begin(self, *, replay: bool) -> None:
         """A new call."""
@@ -46,12 +53,16 @@ class Merged:
 
     def check_end(self) -> None:
         """The call has ended well. Raises BrokenStream: without an end of some choice."""
+        if self._n is None:
+            raise BrokenStream("the call ended and did not say how many choices there are")
         if missing := [choice for choice in range(self._n) if choice not in self._ended]:
             raise BrokenStream(f"the call ended without a terminal chunk of choice {', '.join(map(str, missing))}")
 
     def take(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse | None:
         """What is new in a response; None: nothing. Raises BrokenStream."""
         news = inference_pb2.GenerateResponse(request_id=response.request_id)
+        if response.choices and self._n is None:
+            self._n = news.choices = response.choices
         news.chunks.extend(new for chunk in response.chunks if (new := self._new(chunk)) is not None)
         if response.HasField("route") and not self._routed:
             self._routed = True
@@ -91,8 +102,8 @@ class Merged:
 
     def _check(self, chunk: inference_pb2.Chunk) -> None:
         choice, following = chunk.choice, self._next[chunk.choice]
-        if choice >= self._n:
-            raise BrokenStream(f"a chunk of choice {choice}, of {self._n}")
+        if choice >= (self._n or 0):
+            raise BrokenStream(f"a chunk of choice {choice}, of {self._n or 'no number'}")
         if choice in self._ended_here:
             raise BrokenStream(f"choice {choice}: a chunk after the terminal one")
         if chunk.token_ids and chunk.start != following:

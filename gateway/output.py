@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gateway.dispatch import Sent
 from gateway.ending import Left, end_job
 from gateway.errors import Draining, JobDiffers, JobFailed, JobGone, JobLost
 from gateway.responses import most_tokens, response_of
@@ -18,7 +19,7 @@ from octavo.v1 import inference_pb2, job_pb2
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from gateway.dispatch import Dispatch, Order, Sent
+    from gateway.dispatch import Dispatch, Order
     from gateway.metrics import Call, Metrics
     from gateway.models import Models
     from gateway.relay import Relay
@@ -58,6 +59,8 @@ class Asked:
     """Nobody waits any more."""
     failed: job_pb2.Delivery | None = None
     """The first choice that ended with ERROR."""
+    watches: bool = False
+    """It only looks on: the job stays its own caller's, whoever that is."""
 
     async def ordered(self) -> Order:
         """Raises what `make` does; JobGone when there is none."""
@@ -99,6 +102,9 @@ class Output:
 
     async def _attach(self, asked: Asked, digest: bytes | None) -> Sent | None:
         stream = asked.stream
+        if asked.watches:
+            record = await self._jobs.get(stream.request_id)
+            return None if record is None else Sent(Submitted.ATTACHED, record.worker, record.predicted)
         sent = await self._dispatch.attach(stream.request_id, digest, stream.caller)
         if sent is not None and asked.make is not None:
             asked.call.model = asked.model  # it was accepted under that name
@@ -166,17 +172,19 @@ class Output:
         """Writes the job's output as it comes; the outcome: how the last choice ended. Raises JobFailed after all
         terminal chunks when one of them says ERROR."""
         stream, context, call = asked.stream, asked.context, asked.call
-        stream.attached = True
+        stream.attached = not asked.watches
         call.replay = call.replay or stream.restarts > 0 or sent.submitted is Submitted.ATTACHED
         if call.replay:
             stream.distrust()
         if not stream.restarts:
             await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
         ran_by = ""
+        choices = stream.choices if asked.make is None else 0  # who sent the request knows
         while True:
             batch = await stream.next()
             done = stream.done
             response = response_of(stream.request_id, batch, sent, stream.usage if done else None)
+            response.choices, choices = choices, 0
             if response.HasField("route"):
                 call.routed(response.route)
                 ran_by = sent.incarnation if response.route.worker == sent.worker else ""

@@ -157,7 +157,9 @@ class InferenceService:
             raise JobNotFound(request.request_id)
         admission.check_after(request.after, len(record.next))
         with self._relay.open(request.request_id, len(record.next), request.after) as stream:
-            asked = Asked(stream, context, call, record.detached)
+            # Nobody's leaving ends a detached one, so it may as well be read as fast as can be.
+            watches = request.watch and not record.detached
+            asked = Asked(stream, context, call, record.detached or watches, watches=watches)
             outcome = await self._output.attached(asked, None)
             if outcome is None:  # its retention ended meanwhile
                 raise JobNotFound(request.request_id)

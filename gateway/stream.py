@@ -59,7 +59,7 @@ class Stream:
         self.callers = {self.caller}
         """And those of calls that left the same job to this one. Under one of these the job may be ended."""
         self.attached = False
-        """Set once the job is known to be in the broker for this stream."""
+        """Set once the job is known to be in the broker for this stream, whose caller does not only look on."""
         self.restarts = 0
         """How often the broker has lost the job."""
         self.fingerprint = ""

@@ -158,16 +158,18 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "chunks", "route", "usage")
+    __slots__ = ("request_id", "chunks", "route", "usage", "choices")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
     route: Route
     usage: Usage
-    def __init__(self, request_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    choices: int
+    def __init__(self, request_id: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., choices: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("worker", "predicted_cached_tokens", "cached_tokens", "queue_ms", "prefill_ms", "fetched_tokens")
@@ -198,7 +200,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("request_id", "after")
+    __slots__ = ("request_id", "after", "watch")
     class AfterEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -208,9 +210,11 @@ class AttachRequest(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     after: _containers.ScalarMap[int, int]
-    def __init__(self, request_id: _Optional[str] = ..., after: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    watch: bool
+    def __init__(self, request_id: _Optional[str] = ..., after: _Optional[_Mapping[int, int]] = ..., watch: _Optional[bool] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

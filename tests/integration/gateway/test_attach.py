@@ -165,6 +165,35 @@ async def test_a_deadline_ends_a_job_that_was_gone_on_with(
         assert (await failed_stream(first))[1] is Code.DEADLINE_EXCEEDED
 
 
+@pytest.mark.parametrize("same", [True, False])
+async def test_who_only_looks_on_ends_nothing_and_keeps_nothing_alive(
+    worker: ScriptedWorker, gateway: Gateway, client: Client, broker: Broker, same: bool
+) -> None:
+    """Whether the owner of the job calls another gateway or the same one."""
+    own = client.generate(request("r1", n=2))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10]))
+    async with running_gateway(broker) as (looked_at, _, other):
+        looked_at, other = (gateway, client) if same else (looked_at, other)
+        leaves, stays = (other.attach(AttachRequest(request_id="r1", watch=True)) for _ in range(2))
+        for each in (leaves, stays):
+            read = await asyncio.wait_for(each.read(), 3)
+            assert (read.choices, list(read.chunks[0].token_ids)) == (2, [10])
+        leaves.cancel()
+        await until(lambda: streams_are(looked_at, 2 if same else 1), within_s=3)
+        assert await worker.commit(chunk(claim, 1, [11])) == [Commit.WRITTEN]
+        read = await asyncio.wait_for(stays.read(), 3)
+        assert (read.choices, list(read.chunks[0].token_ids)) == (0, [11])
+        own.cancel()
+        assert await asyncio.wait_for(worker.told_to_drop(), 3) == "r1"
+        ends = chunks(await asyncio.wait_for(collect(stays), 3))
+        assert [each.finish for each in ends] == [CANCELLED, CANCELLED]
+
+
+async def streams_are(gateway: Gateway, count: int) -> bool:
+    return gateway.metrics.registry.get_sample_value("octavo_streams") == count
+
+
 @pytest.mark.parametrize("how", ["leaves", "deadline", "leaves again"])
 async def test_nobodys_leaving_ends_a_detached_job(
     worker: ScriptedWorker, gateway: Gateway, client: Client, how: str

@@ -75,6 +75,8 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         self.left = asyncio.Event()
         """The caller of a call that hung is gone."""
         self.cancelling = asyncio.Event()
+        self.at_cancel: Fail | Hang | None = None
+        """What it does when it is told to cancel a job; None: it says yes."""
         self.port = 0
         self._script = deque(script)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -111,10 +113,15 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
             yield response
 
     async def Cancel(  # noqa: N802
-        self, request: inference_pb2.CancelRequest, _context: Context
+        self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
         self.cancelled.append(request.request_id)
         self.cancelling.set()
+        match self.at_cancel:
+            case Fail(code, details, trailing):
+                await context.abort(code, details, trailing)
+            case Hang():
+                await asyncio.Event().wait()
         return inference_pb2.CancelResponse(cancelled=True)
 
     async def _act(self, verb: str, request: Any, context: Context) -> AsyncIterator[GenerateResponse]:

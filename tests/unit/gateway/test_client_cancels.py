@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from gateway import asking
+from gateway import client as module
 from gateway.client import BrokenStream, Client
 from octavo.v1.inference_pb2 import CANCELLED, Chunk, GenerateResponse
 from tests.unit.gateway.scripted_gateway import (
@@ -46,6 +47,42 @@ async def test_cancel_asks_the_next_gateway_too() -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await client.cancel("x")
     assert fleet.gateways[1].cancelled == ["x"]
+
+
+@pytest.mark.parametrize("trouble", [Hang(), Fail(UNAVAILABLE), Fail(grpc.StatusCode.INTERNAL, "internal error 1f")])
+async def test_a_gateway_that_stands_still_or_is_in_trouble_keeps_nobody_from_cancelling(
+    monkeypatch: pytest.MonkeyPatch, trouble: Fail | Hang
+) -> None:
+    monkeypatch.setattr(module, "CANCEL_S", 0.2)
+    async with running([[Hang()]], [[Hang()]]) as fleet, Client(fleet.targets) as client:
+        fleet.gateways[0].at_cancel = trouble
+        assert await client.cancel("x")
+        assert await client.cancel("y")
+    assert (fleet.gateways[0].cancelled, fleet.gateways[1].cancelled) == (["x"], ["x", "y"])
+
+
+async def test_what_is_wrong_with_a_cancel_itself_is_wrong_everywhere() -> None:
+    async with running([[Hang()]], [[Hang()]]) as fleet, Client(fleet.targets) as client:
+        fleet.gateways[0].at_cancel = Fail(grpc.StatusCode.INVALID_ARGUMENT, "request_id is ''")
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id is"):
+            await client.cancel("")
+    assert fleet.gateways[1].cancelled == []
+
+
+@pytest.mark.parametrize(("still", "known"), [([0], True), ([0, 1], False)])
+async def test_who_gives_up_tells_the_gateways_that_do_not_stand_still(
+    monkeypatch: pytest.MonkeyPatch, still: list[int], known: bool
+) -> None:
+    """And says whether one has heard it."""
+    monkeypatch.setattr(module, "CANCEL_S", 0.2)
+    heard_of: list[tuple[str, bool]] = []
+    gone: list[Act] = [HALF[0], Fail(UNAVAILABLE)]
+    async with running([gone, [Fail(UNAVAILABLE)]], [[Fail(UNAVAILABLE)]]) as fleet:
+        for each in still:
+            fleet.gateways[each].at_cancel = Hang()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await heard(fleet, patience_s=0.0, on_farewell=lambda *about: heard_of.append(about))
+    assert heard_of == [(ID, known)]
 
 
 CANCEL = GenerateResponse(chunks=[Chunk(start=2, finish=CANCELLED)], usage={"completion_tokens": 2})
