@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format
 
 from octavo.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class BrokenStream(Exception):  # noqa: N818
@@ -19,6 +22,8 @@ class Choice:
     """One of the answers that a call produces, so far."""
 
     index: int = 0
+    start: int = 0
+    """Of its tokens those before are not asked for."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish: str = ""
@@ -28,6 +33,11 @@ class Choice:
     error: str = ""
     logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
 
+    @property
+    def following(self) -> int:
+        """Index of the next token."""
+        return self.start + len(self.token_ids)
+
     def add(self, chunk: inference_pb2.Chunk) -> None:
         """Takes in one of its chunks.
 
@@ -36,9 +46,8 @@ class Choice:
         """
         if self.finish:
             raise BrokenStream(f"choice {self.index}: a chunk after the terminal one")
-        if chunk.start != len(self.token_ids):
-            expected = f"expected {len(self.token_ids)}"
-            raise BrokenStream(f"choice {self.index}: a chunk starts at {chunk.start}, {expected}")
+        if chunk.start != self.following:
+            raise BrokenStream(f"choice {self.index}: a chunk starts at {chunk.start}, expected {self.following}")
         self.token_ids.extend(chunk.token_ids)
         self.text += chunk.text
         self.logprobs.extend(chunk.logprobs)
@@ -66,6 +75,9 @@ class Answer:
 
     request_id: str = ""
     n: int = 1
+    """Where the service tells how many choices there are, as it does of an Attach, that is right."""
+    after: Mapping[int, int] = field(default_factory=dict)
+    """By choice: the first token that is asked for; 0 for those that are not in it."""
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
     route: inference_pb2.Route | None = None
@@ -75,7 +87,7 @@ class Answer:
     total_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.choices = [Choice(index) for index in range(self.n)]
+        self.choices = [Choice(index, self.after.get(index, 0)) for index in range(self.n)]
 
     @property
     def received(self) -> bool:
@@ -106,6 +118,10 @@ class Answer:
             BrokenStream: as ``Choice.add``, or a choice that was not asked for.
         """
         self.request_id = self.request_id or response.request_id
+        if response.choices > self.n:
+            new = range(self.n, response.choices)
+            self.choices += [Choice(index, self.after.get(index, 0)) for index in new]
+            self.n = response.choices
         before = len(self.text)
         for chunk in response.chunks:
             if chunk.choice >= self.n:

@@ -27,6 +27,7 @@ COMMANDS = {
     "gateway": Lazy("gateway.__main__", "command", "Run one gateway."),
     "worker": Lazy("worker.__main__", "command", "Run one worker."),
     "generate": Lazy("ops.generate", "command", "Send one request and stream its answer to the terminal."),
+    "attach": Lazy("ops.attach", "command", "Stream the output of a request that was sent before."),
     "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
     "explain": Lazy("ops.explain", "command", "Show why a job went where it went, and what it found there."),

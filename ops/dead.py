@@ -83,7 +83,7 @@ def retry(request_id: str, target: str, as_json: bool) -> None:
     if as_json:
         emit_json({"request_id": new})
     else:
-        emit(f"runs again as {new}; `octavo explain {new}` tells what became of it")
+        emit(f"runs again as {new}; `octavo attach {new}` shows its output")
 
 
 @command.command("drop")

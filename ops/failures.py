@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import grpc.aio
 
+from gateway.stream import CALL_AGAIN
 from ops.client import describe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ops.answer import Answer
 
 FLAGS: Final = {
@@ -47,36 +50,38 @@ _PHRASES: Final = {
     "send text or token_ids": "leave out --chat and --system",
 }
 _FIELD: Final = re.compile(r"(?P<path>[a-z_]+(?:\.[a-z_]+)?)(?P<index>\[\d+\])?(?= )")
-_AGAIN: Final = "call again with the same request_id and payload"
 _ID_KEY: Final = "octavo-request-id"
 """Initial metadata of a call whose request was accepted."""
 
 
-def in_flags(message: str) -> str:
+def in_flags(message: str, flags: Mapping[str, str] = FLAGS) -> str:
     """A message about a field, such as `sampling.top_p is 2: must be ...`, about the option that sets it."""
     found = _FIELD.match(message)
-    if found is None or found["path"] not in FLAGS:
+    if found is None or found["path"] not in flags:
         return message
     rest = message[found.end() :]
     for phrase, ours in _PHRASES.items():
         rest = rest.replace(phrase, ours)
-    return f"{FLAGS[found['path']]}{found['index'] or ''}{rest}"
+    return f"{flags[found['path']]}{found['index'] or ''}{rest}"
 
 
-def failure(error: grpc.aio.AioRpcError, answer: Answer, timeout: float | None) -> str:
-    """What went wrong with a call and what to do, for people. `answer`: as far as it had come; `timeout`: seconds."""
+def failure(error: grpc.aio.AioRpcError, answer: Answer, timeout: float | None, told: bool | None) -> str:
+    """What went wrong with a call and what to do, for people. `answer`: as far as it had come; `timeout`: seconds;
+    `told`: whether a gateway heard that the request is cancelled, where it was given up."""
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
         cure = "give it more, or ask for less with --max-tokens; `octavo queue` shows what waits"
         return f"the answer was not whole within --timeout {timeout:g} s and was cancelled: {cure}"
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS):
         return f"{code.name}: {in_flags(error.details() or 'no details')}"
-    said, again = describe(error), f"the same command with --request-id {answer.request_id} gets its answer"
-    if _AGAIN in said:
-        return said.replace(_AGAIN, again)
-    if code is grpc.StatusCode.UNAVAILABLE and may_go_on(error, answer):
-        return f"{said}; the request may go on: {again}"
-    return said
+    said = describe(error)
+    if CALL_AGAIN not in said and not (code is grpc.StatusCode.UNAVAILABLE and may_go_on(error, answer)):
+        return said
+    said = said.removesuffix(f"; {CALL_AGAIN}")
+    if told:
+        return f"{said}; the request was given up, and cancelled unless it had ended by then"
+    goes_on = "the request may go on" if told is None else "no gateway heard that it is cancelled, so it may go on"
+    return f"{said}; {goes_on}: the same command with --request-id {answer.request_id} gets its answer"
 
 
 def may_go_on(error: grpc.aio.AioRpcError, answer: Answer) -> bool:

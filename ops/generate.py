@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import click
-import grpc
-import grpc.aio
 
-from gateway.client import PATIENCE_S, BrokenStream, Client
+from gateway.client import PATIENCE_S
 from gateway.config import MAX_REQUEST_BYTES
 from kvstore.limits import MAX_STOP_TOKENS, MAX_STOPS
 from kvstore.ranges import Finite
 from octavo.v1 import inference_pb2
-from ops import answer as answers
 from ops import ranges
 from ops.answer import Answer
-from ops.config import DEFAULT_TARGET, option, targets_of
+from ops.config import DEFAULT_TARGET
 from ops.console import unless_interrupted
 from ops.failures import failure
-from ops.printer import Printer
+from ops.streaming import stream, streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +106,7 @@ class GenerateConfig:
     type=Finite(min=0.001),
     help="Seconds for the whole answer; it is cancelled then. Default: any.",
 )
-@click.option(
-    "--patience",
-    type=Finite(min=0),
-    default=PATIENCE_S,
-    show_default=True,
-    help="Seconds to go on trying when a gateway is lost in the middle of an answer.",
-)
-@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway, or of several, with commas between them.")
+@streaming
 def command(prompt: str, **values: Any) -> None:
     """Send one request and stream its answer to the terminal.
 
@@ -214,37 +203,11 @@ async def run(config: GenerateConfig, request: inference_pb2.GenerateRequest) ->
         click.ClickException: the call failed.
     """
     answer = Answer(request_id=request.request_id, n=config.n)
-    printer = Printer(answer, as_json=config.as_json)
-    try:
-        await receive(config, request, answer, printer)
-    except asyncio.CancelledError:
-        printer.cut("CANCELLED", "interrupted", even_empty=True)
-        raise
-    except grpc.aio.AioRpcError as error:
-        told = failure(error, answer, config.timeout)
-        printer.cut("ERROR", told, even_empty=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
-        raise click.ClickException(told) from error
-    except (BrokenStream, answers.BrokenStream) as error:
-        printer.cut("ERROR", str(error), even_empty=False)
-        raise click.ClickException(str(error)) from error
-    printer.end()
-    return answer
-
-
-async def receive(
-    config: GenerateConfig, request: inference_pb2.GenerateRequest, answer: Answer, printer: Printer
-) -> None:
-    """Takes what comes into the answer, and shows it. A request that no gateway takes is asked for once at each.
-
-    Raises:
-        grpc.aio.AioRpcError, BrokenStream: as the client says.
-    """
-    started = time.monotonic()
-    try:
-        async with Client(targets_of(config.target), patience_s=config.patience, accept_s=0.0) as client:
-            async for response in client.generate(request, timeout=config.timeout):
-                printer.text(answer.add(response, time.monotonic() - started))
-                printer.response(response)
-    finally:
-        answer.total_s = time.monotonic() - started
-    answer.end(answer.total_s)
+    return await stream(
+        lambda client: client.generate(request, timeout=config.timeout),
+        lambda error, told: failure(error, answer, config.timeout, told),
+        answer,
+        target=config.target,
+        patience=config.patience,
+        as_json=config.as_json,
+    )

@@ -23,8 +23,11 @@ class Printer:
     def __init__(self, answer: Answer, *, as_json: bool) -> None:
         self._answer = answer
         self._json = as_json
-        self._several = answer.n > 1
         self._open_line = False
+
+    @property
+    def _several(self) -> bool:
+        return self._answer.n > 1
 
     def text(self, text: str) -> None:
         """Text that came to the first choice."""

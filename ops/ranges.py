@@ -1,4 +1,4 @@
-"""Numbers that `octavo generate` takes, within the bounds that gateways have where those need no model."""
+"""Numbers that commands take for requests, within the bounds that gateways have where those need no model."""
 
 from __future__ import annotations
 
@@ -49,10 +49,26 @@ class Bias(click.ParamType[tuple[int, float]]):
         return TOKEN.convert(found[0], param, ctx), BIAS.convert(found[1], param, ctx)
 
 
+class After(click.ParamType[tuple[int, int]]):
+    """N or CHOICE=N: a choice, the first one where none is said, and the index of a token."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> tuple[int, int]:
+        choice, _, index = str(value).rpartition("=")
+        try:
+            found = int(choice or 0), int(index)
+        except ValueError:
+            self.fail(f"{value!r} is no token index, such as 5, or choice and index, such as 1=5", param, ctx)
+        return CHOICE.convert(found[0], param, ctx), TOKEN.convert(found[1], param, ctx)
+
+
 TOKEN: Final = Whole(0, 2**32 - 1)
 TOKENS: Final = Whole(1, 2**32 - 1)
 TOP_K: Final = Whole(0, 2**31 - 1)
 SEED: Final = click.IntRange(0, 2**64 - 1)
+CHOICE: Final = Whole(0, MAX_CHOICES - 1)
+AFTER: Final = After()
 CHOICES: Final = click.IntRange(1, MAX_CHOICES)
 PRIORITY: Final = click.IntRange(-MAX_PRIORITY, MAX_PRIORITY)
 TOP: Final = click.IntRange(0, MAX_TOP)

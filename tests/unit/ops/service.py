@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import Chunk, GenerateResponse
-from ops import generate
+from ops import attach, generate, streaming
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     import pytest
 
@@ -22,11 +22,14 @@ class Service:
     def __init__(self, *responses: GenerateResponse) -> None:
         self.responses = responses
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.attached: list[tuple[str, dict[int, int], bool]] = []
         self.targets: list[str] = []
         self.settings: dict[str, float] = {}
 
-    def __call__(self, targets: Sequence[str], **settings: float) -> Service:
-        self.targets, self.settings = list(targets), settings
+    def __call__(
+        self, targets: Sequence[str], *, on_farewell: Callable[[str, bool], None], **settings: float
+    ) -> Service:
+        self.targets, self.settings, self.on_farewell = list(targets), settings, on_farewell
         return self
 
     async def __aenter__(self) -> Service:
@@ -43,13 +46,26 @@ class Service:
             yield each
         await self.then()
 
+    async def attach(
+        self, request_id: str, *, after: Mapping[int, int], watch: bool
+    ) -> AsyncIterator[GenerateResponse]:
+        self.attached.append((request_id, dict(after), watch))
+        for each in self.responses:
+            yield each
+        await self.then()
+
     async def then(self) -> None:
         """What happens after the responses."""
 
 
 def run(monkeypatch: pytest.MonkeyPatch, service: Service, *arguments: str) -> Any:
-    monkeypatch.setattr(generate, "Client", service)
+    monkeypatch.setattr(streaming, "Client", service)
     return CliRunner().invoke(generate.command, list(arguments), prog_name="octavo generate")
+
+
+def run_attach(monkeypatch: pytest.MonkeyPatch, service: Service, *arguments: str) -> Any:
+    monkeypatch.setattr(streaming, "Client", service)
+    return CliRunner().invoke(attach.command, list(arguments), prog_name="octavo attach")
 
 
 def response(*chunks: Chunk, **fields: Any) -> GenerateResponse:

@@ -68,7 +68,7 @@ def test_one_is_shown_with_its_payload() -> None:
 
 def test_one_is_run_again_under_a_new_id() -> None:
     ran, operators = run("retry", "p1")
-    told = "runs again as p1.retry-1; `octavo explain p1.retry-1` tells what became of it\n"
+    told = "runs again as p1.retry-1; `octavo attach p1.retry-1` shows its output\n"
     assert (ran.exit_code, ran.output) == (0, told)
     assert operators.asked == [RetryDeadRequest(request_id="p1")]
     assert json.loads(run("retry", "p1", "--json")[0].output) == {"request_id": "p1.retry-1"}

@@ -21,7 +21,7 @@ from octavo.v1.inference_pb2 import (
     Sampling,
     Stopping,
 )
-from ops import generate
+from ops import generate, streaming
 from ops.answer import Answer
 from ops.failures import FLAGS, failure, in_flags
 from tests.unit.ops.service import GREETING, THREE, Service, response, run
@@ -51,7 +51,7 @@ def test_a_timeout_is_told_with_what_it_was_and_what_to_do(monkeypatch: pytest.M
 
 
 def test_a_request_of_five_megabytes_is_refused_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "Client", service := Service(*GREETING.responses))
+    monkeypatch.setattr(streaming, "Client", service := Service(*GREETING.responses))
     for stdin, told in (
         (b"x" * 5_000_000, "Error: the request has 5000045 bytes, and a gateway takes 4194304 (4 MiB) at most: "),
         (b"caf\xe9", "Error: stdin is not UTF-8: "),
@@ -69,7 +69,7 @@ def test_a_request_of_five_megabytes_is_refused_before_any_call(monkeypatch: pyt
     [("caf\u00e9", "caf\u00e9"), ("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a\nb\n", "a\nb"), ("a\r", "a\r")],
 )
 def test_stdin_is_the_prompt_less_one_line_break(monkeypatch: pytest.MonkeyPatch, stdin: str, prompt: str) -> None:
-    monkeypatch.setattr(generate, "Client", service := Service(*GREETING.responses))
+    monkeypatch.setattr(streaming, "Client", service := Service(*GREETING.responses))
     ran = CliRunner().invoke(generate.command, ["-"], input=stdin.encode(), prog_name="octavo generate")
     assert (ran.exit_code, [request.text for request in service.requests]) == (0, [prompt])
 
@@ -120,15 +120,34 @@ def test_what_may_go_on_is_told_with_the_id_to_ask_for() -> None:
     begun.add(response(Chunk(token_ids=[1])), 1.0)
     ended.add(response(Chunk(token_ids=[1], finish=inference_pb2.ERROR, error="worker w0 died")), 1.0)
     accepted = ("octavo-request-id", "r")
-    cut = f"the gateway is stopping; {CALL_AGAIN}"
-    for error, answer, told in (
-        (rpc_error(lost, cut), begun, f"UNAVAILABLE: the gateway is stopping; the job may go on: {again}"),
-        (rpc_error(lost, "Socket closed"), begun, f"UNAVAILABLE: Socket closed; the request may go on: {again}"),
-        (rpc_error(lost, "x", accepted), Answer("r"), f"UNAVAILABLE: x; the request may go on: {again}"),
-        (rpc_error(lost, "worker w0 died"), ended, "UNAVAILABLE: worker w0 died"),
-        (rpc_error(lost, "no live worker"), Answer("r"), "UNAVAILABLE: no live worker"),
+    stopping, closed = "the gateway is stopping", "Socket closed"
+    gone = "the request was given up, and cancelled unless it had ended by then"
+    unheard = f"no gateway heard that it is cancelled, so it may go on: {again}"
+    for error, answer, heard, told in (
+        (rpc_error(lost, f"{stopping}; {CALL_AGAIN}"), begun, None, f"{stopping}; the request may go on: {again}"),
+        (rpc_error(lost, f"{stopping}; {CALL_AGAIN}"), begun, True, f"{stopping}; {gone}"),
+        (rpc_error(lost, closed), begun, None, f"{closed}; the request may go on: {again}"),
+        (rpc_error(lost, closed), begun, True, f"{closed}; {gone}"),
+        (rpc_error(lost, closed), begun, False, f"{closed}; {unheard}"),
+        (rpc_error(lost, "x", accepted), Answer("r"), False, f"x; {unheard}"),
+        (rpc_error(lost, "worker w0 died"), ended, None, "worker w0 died"),
+        (rpc_error(lost, "no live worker"), Answer("r"), True, "no live worker"),
     ):
-        assert failure(error, answer, None) == told
+        assert failure(error, answer, None, heard) == f"UNAVAILABLE: {told}"
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_was_given_up_is_told_as_the_client_has_it(monkeypatch: pytest.MonkeyPatch, heard: bool) -> None:
+    class Tired(Service):
+        async def then(self) -> None:
+            self.on_farewell("r", heard)
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    ran = run(monkeypatch, Tired(BEGUN), "p", "--request-id", "r")
+    assert ("no gateway heard that it is cancelled" in ran.stderr, "given up, and cancelled" in ran.stderr) == (
+        not heard,
+        heard,
+    )
 
 
 class CutOff(Service):
