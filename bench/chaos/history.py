@@ -51,13 +51,19 @@ class Invoked:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """A call of a request began; calls of one request are numbered from 0."""
+class _OfCall:
+    """Something about one call of a request; calls of one request are numbered from 0."""
 
-    event: ClassVar[str] = "called"
     request: str
     call: int
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Called(_OfCall):
+    """It began."""
+
+    event: ClassVar[str] = "called"
     verb: str
     target: str
     """HOST:PORT of the gateway."""
@@ -66,13 +72,10 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class Came(_OfCall):
     """A chunk."""
 
     event: ClassVar[str] = "came"
-    request: str
-    call: int
-    at: float
     choice: int
     start: int
     tokens: tuple[int, ...] = ()
@@ -83,13 +86,10 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class Used(_OfCall):
     """The usage that a call told."""
 
     event: ClassVar[str] = "used"
-    request: str
-    call: int
-    at: float
     prompt: int
     cached: int
     completion: int
@@ -97,13 +97,10 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(_OfCall):
     """A call is over."""
 
     event: ClassVar[str] = "ended"
-    request: str
-    call: int
-    at: float
     status: str
     """Name of the gRPC status code."""
     message: str = ""
