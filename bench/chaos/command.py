@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from bench.chaos.run import Report
 
 GRACE_S: Final = 8.0
-"""Of a process that is asked to end: less than it may take to come back."""
+"""Of a process that is asked to end. It comes back after that and ``--start``."""
+STARTS_S: Final = 18.0
+"""What a process may take to come back under a load, on few cores."""
 _SECONDS: Final = Finite(min=0, min_open=True)
 _POSITIVE: Final = click.IntRange(min=1)
 
@@ -38,7 +40,7 @@ _POSITIVE: Final = click.IntRange(min=1)
 @click.option("--deadline", type=_SECONDS, default=120.0, help="Of each request, in seconds.")
 @click.option("--payloads", type=_POSITIVE, default=48, help="Different requests.")
 @click.option("--every", type=_SECONDS, default=6.0, help="Mean seconds from fault to fault.")
-@click.option("--start", type=_SECONDS, default=15.0, help="Seconds that a process may take to come back.")
+@click.option("--start", type=_SECONDS, default=STARTS_S, help="Seconds that a process may take to start.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice([kind.value for kind in Kind]), help="Default: all.")
 @click.option("--mutations", type=_POSITIVE, default=2, help="How often each lie is tried on what the run left.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -89,10 +89,13 @@ def good_part(run: Run, rules: Rules, *, seed: int, most: int = 150) -> Run:
     about = {each.where.removeprefix("log of ").split(" ")[0] for each in check(run, rules)}
     names = [name for name in run.requests if name not in about]
     if len(names) > most:
-        # Of each role some: most of a run is load.
+        # Of each role some: most of a run is load. And some that the broker still knows, first those that another
+        # worker took over: of a long run it has forgotten most.
         random.Random(f"part/{seed}").shuffle(names)
-        rare = [name for name in names if run.requests[name].invoked.role != LOAD][: most // 3]
-        names = [*rare, *(name for name in names if name not in set(rare))][:most]
+        rare = [name for name in names if run.requests[name].invoked.role != LOAD]
+        known = [name for name in names if name in run.broker.logs]
+        known.sort(key=lambda name: max((entry.attempt for entry in run.broker.logs[name]), default=0) < 2)
+        names = list(dict.fromkeys((*rare[: most // 3], *known[: most // 3], *names)))[:most]
     kept = set(names)
     broker = replace(
         run.broker,

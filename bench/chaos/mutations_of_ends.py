@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from bench.chaos.evidence import AMPLE_S
-from bench.chaos.history import ATTACH, BAD, CANCEL, GENERATE, LOAD, PROBE, Call, Called, Came, Ended, Request
+from bench.chaos.history import ATTACH, BAD, GENERATE, LOAD, PROBE, Call, Called, Came, Ended, Request
 from bench.chaos.mutations_of_tokens import OTHER
 from bench.chaos.places import at, copied, is_whole, last_calls, of_role, put, with_tokens
-from bench.chaos.streams import WHOLE, seen_of
+from bench.chaos.streams import WHOLE, cancelled_by, seen_of
 
 if TYPE_CHECKING:
     import random
@@ -117,10 +117,9 @@ def output_after_a_cancel(run: Run, numbers: random.Random) -> Run | None:
     """A worker goes on with a cancelled request."""
 
     def places(request: Request) -> Iterator[tuple[Call, int]]:
-        cancels = [call.ended for call in request.calls if call.began.verb == CANCEL and call.ended]
-        told = [ended.at for ended in cancels if ended.cancelled]
         for call, index, _ in with_tokens(request):
-            if told and call.began.at < told[0]:
+            told = cancelled_by(request, call.began.target)
+            if told is not None and call.began.at < told:
                 yield call, index
 
     def change(call: Call, index: int) -> None:

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from ops.config import FleetConfig
 
 SCRAPE_EVERY_S: Final = 2.0
-IDLE_S: Final = 15.0
-"""After the last client has its answer, nobody has anything to do within this time, or what is left is found."""
+IDLE_S: Final = 60.0
+"""After the last client has its answer, nobody has anything to do within this time, or what is left is found: longer
+than a worker goes on with a job whose gateway has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,8 @@ async def _on_fleet(
         every_s=config.every_s,
         start_s=config.start_s,
         calm_s=config.calm_s,
+        drain_s=fleet.config.grace,
+        last_kill=True,
     )
     schedule = draw(config.seed, plan)
     note(str(schedule))

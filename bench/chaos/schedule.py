@@ -7,6 +7,8 @@ Rules, whatever the seed:
 * A process has one fault at a time; so has the broker.
 * The first seconds and the last are quiet, and whatever strikes is healed before the last begin.
 * Each kind that is asked for strikes before any strikes again, as far as time allows.
+* With ``Plan.last_kill`` a worker is killed behind all that strikes workers or makes the broker lose something: so in
+  the end there are jobs that another worker went on with, and the broker knows that.
 
 Faults of different processes, and of a process and the broker, may overlap: pairs are where the harder bugs are.
 """
@@ -75,6 +77,8 @@ class Nature:
     longest_s: float = 0.0
     restarts: bool = False
     """The process has to start again, which takes ``Plan.start_s`` after the duration; of WORKERS, each of them."""
+    drains: bool = False
+    """Before that it ends by itself, in ``Plan.drain_s``."""
     settles_s: float = 0.0
     """After the duration, until the next fault of its target."""
     instant: bool = False
@@ -84,13 +88,13 @@ class Nature:
 NATURES: Final[Mapping[Kind, Nature]] = {
     Kind.WORKER_KILL: Nature(WORKER, restarts=True),
     Kind.WORKER_FREEZE: Nature(WORKER, 2.0, 15.0),
-    Kind.WORKER_TERM: Nature(WORKER, restarts=True),
-    Kind.WORKERS_ROLL: Nature(WORKERS, restarts=True),
+    Kind.WORKER_TERM: Nature(WORKER, restarts=True, drains=True),
+    Kind.WORKERS_ROLL: Nature(WORKERS, restarts=True, drains=True),
     Kind.WORKER_CUT: Nature(WORKER, 2.0, 10.0),
     Kind.GATEWAY_KILL: Nature(GATEWAY, restarts=True),
     # Beyond what keeps a connection alive, so that clients leave; within what workers grant jobs without a gateway.
     Kind.GATEWAY_FREEZE: Nature(GATEWAY, 2.0, 22.0),
-    Kind.GATEWAY_TERM: Nature(GATEWAY, restarts=True),
+    Kind.GATEWAY_TERM: Nature(GATEWAY, restarts=True, drains=True),
     Kind.GATEWAY_CUT: Nature(GATEWAY, 2.0, 22.0),
     Kind.BROKER_KILL: Nature(BROKER, 0.5, 5.0, settles_s=2.0),
     Kind.BROKER_TORN: Nature(BROKER, 1.5, 5.0, settles_s=2.0),
@@ -140,7 +144,10 @@ class Plan:
     calm_s: float = 10.0
     start_s: float = 8.0
     """What a process may take from its end until it serves again."""
+    drain_s: float = 0.0
+    """What a process that is told to end may take until it has."""
     all_at_once: bool = False
+    last_kill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +172,8 @@ def recovery_s(nature: Nature, plan: Plan) -> float:
     """Seconds from the end of a fault's duration until its target may be struck again."""
     if not nature.restarts:
         return nature.settles_s
-    return plan.start_s * (len(plan.workers) if nature.scope == WORKERS else 1)
+    each = plan.start_s + (plan.drain_s if nature.drains else 0.0)
+    return each * (len(plan.workers) if nature.scope == WORKERS else 1)
 
 
 def draw(seed: int, plan: Plan) -> Schedule:
@@ -181,7 +189,8 @@ def draw(seed: int, plan: Plan) -> Schedule:
         made.strike(now)
         close = numbers.random() < plan.pairs
         now += numbers.uniform(0.0, 1.0) if close else numbers.expovariate(1.0 / plan.every_s)
-    return Schedule(seed, plan, tuple(made.faults))
+    made.kill_last()
+    return Schedule(seed, plan, tuple(sorted(made.faults, key=lambda fault: fault.at_s)))
 
 
 class _Making:
@@ -193,6 +202,22 @@ class _Making:
         self._numbers = numbers
         self._busy_until = dict.fromkeys((*plan.workers, *plan.gateways, BROKER), 0.0)
         self._deck: list[Kind] = []
+        self._heals_by = plan.seconds - plan.calm_s
+        kill = NATURES[Kind.WORKER_KILL]
+        last = self._heals_by - recovery_s(kill, plan)
+        possible = bool(self._free(kill, last)) and Kind.WORKER_KILL in plan.kinds and last > plan.warm_s
+        self._last_kill = last if plan.last_kill and possible else None
+
+    def kill_last(self) -> None:
+        """The last fault that strikes a worker, if there is to be one."""
+        if self._last_kill is not None:
+            target = self._numbers.choice(self._free(NATURES[Kind.WORKER_KILL], self._last_kill))
+            self.faults.append(Fault(round(self._last_kill, 3), Kind.WORKER_KILL, target))
+
+    def _until(self, kind: Kind) -> float:
+        """When all has to be healed that a fault of this kind does."""
+        before = NATURES[kind].scope in (WORKER, WORKERS) or kind in LOSING
+        return self._last_kill if before and self._last_kill is not None else self._heals_by
 
     def strike(self, now: float) -> None:
         """One fault at ``now``, if there is one that the rules allow."""
@@ -204,7 +229,7 @@ class _Making:
             duration = self._numbers.uniform(nature.shortest_s, nature.longest_s)
             until = now + duration + recovery_s(nature, self._plan)
             targets = self._free(nature, now)
-            if targets and until <= self._plan.seconds - self._plan.calm_s:
+            if targets and until <= self._until(kind):
                 target = self._numbers.choice(targets)
                 self._deck.remove(kind)
                 if not nature.instant:

@@ -165,16 +165,19 @@ def _check_times(request: Request, rules: Rules) -> Iterator[Finding]:
         elif invoked.deadline_s is not None and call.ended.at > invoked.at + invoked.deadline_s + rules.late_s:
             took = call.ended.at - invoked.at
             yield Finding("I1", "late", where, f"ended after {took:.1f} s, its deadline was {invoked.deadline_s:g} s")
-    cancels = [call for call in request.calls if call.began.verb == CANCEL and call.ended and call.ended.cancelled]
-    told = min((call.ended.at for call in cancels if call.ended), default=None)
-    if told is None:
-        return
     for call in request.streams:
-        late = [chunk for chunk in call.chunks if chunk.tokens and chunk.at > told + rules.cancel_s]
+        # Through another gateway, that stood still meanwhile, what was there before the cancel may come late.
+        told = cancelled_by(request, call.began.target)
+        late = [chunk for chunk in call.chunks if told and chunk.tokens and chunk.at > told + rules.cancel_s]
         # Asked for anew, what there was before is replayed.
-        if late and call.began.at < told:
-            behind = late[0].at - told
-            yield Finding("I1", "output after a cancel", request.id, f"tokens came {behind:.1f} s after it")
+        if told and late and call.began.at < told:
+            yield Finding("I1", "output after a cancel", request.id, f"tokens came {late[0].at - told:.1f} s after it")
+
+
+def cancelled_by(request: Request, target: str) -> float | None:
+    """When that gateway answered that it had ended the request; None: it did not."""
+    cancels = [call.ended for call in request.calls if (call.began.verb, call.began.target) == (CANCEL, target)]
+    return min((ended.at for ended in cancels if ended and ended.cancelled), default=None)
 
 
 def check_answer(request: Request, oracle: Answer, rules: Rules) -> Iterator[Finding]:

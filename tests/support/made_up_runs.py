@@ -204,7 +204,7 @@ class _Stage:
         stream = self._call()
         for piece in some:
             self._come(stream, piece)
-        cancel = self._call(verb=CANCEL)
+        cancel = self._call(verb=CANCEL, target=stream.began.target)
         self._end(cancel, "OK", cancelled=True)
         for choice in range(len(answer.choices)):
             place = sum(len(piece.tokens) for piece in some if piece.choice == choice)
@@ -223,10 +223,10 @@ class _Stage:
         self._end(stream, "DEADLINE_EXCEEDED", message="Deadline Exceeded")
         self._keep(some, outside="ERROR")
 
-    def _call(self, after: dict[int, int] | None = None, verb: str = "") -> Call:
+    def _call(self, after: dict[int, int] | None = None, verb: str = "", target: str = "") -> Call:
         calls = self.request.calls
         verb = verb or (ATTACH if calls and after is not None else GENERATE)
-        target = f"127.0.0.1:{self.numbers.choice((5001, 5002))}"
+        target = target or f"127.0.0.1:{self.numbers.choice((5001, 5002))}"
         call = Call(Called(self.request.id, len(calls), self._tick(), verb, target, after or {}))
         calls.append(call)
         return call

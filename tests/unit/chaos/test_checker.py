@@ -176,6 +176,10 @@ class TestEnds:
         stream = call(0, (0, (7,), "a", ""), (1, (8,), "b", ""), (2, (), "", "CANCELLED"), apart=2.0)
         assert found(stream, call(1, verb=CANCEL, at=2.0, cancelled=True)) == ["I1 output after a cancel"]
         assert found(stream, call(1, verb=CANCEL, at=4.0, cancelled=True)) == []
+        # The stream's own gateway may have stood still.
+        other = call(1, verb=CANCEL, at=2.0, cancelled=True)
+        other.began = replace(other.began, target="g1")
+        assert found(stream, other) == []
 
 
 class TestCodes:

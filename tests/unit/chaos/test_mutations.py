@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from bench.chaos.checker import check, figures
 from bench.chaos.evidence import Rules, Run
 from bench.chaos.findings import INVARIANTS
-from bench.chaos.history import BAD, PROBE
+from bench.chaos.history import BAD, LOAD, PROBE
 from bench.chaos.mutations import MUTATIONS, Mutation, Proof, good_part, prove, table
 from tests.support.made_up_runs import STORIES, decode, made_up
 
@@ -103,3 +104,16 @@ def test_of_a_long_run_a_part_is_taken_that_has_all_roles() -> None:
     assert part != good_part(run, RULES, seed=2, most=30)
     assert {request.invoked.role for request in part.requests.values()} == {"load", "probe", "bad"}
     assert check(part, RULES) == []
+
+
+def test_of_a_long_run_those_are_kept_that_the_broker_still_knows_and_another_worker_took_over() -> None:
+    run = made_up(3, requests=600)
+    resumed = [name for name, log in run.broker.logs.items() if max(entry.attempt for entry in log) > 1][:2]
+    once = [name for name, log in run.broker.logs.items() if max(entry.attempt for entry in log) == 1][:10]
+    logs = {name: run.broker.logs[name] for name in (*once, *resumed)}
+    run = replace(run, broker=replace(run.broker, logs=logs))
+    part = good_part(run, RULES, seed=1, most=30)
+    assert len(part.requests) == 30
+    assert set(resumed) <= set(part.broker.logs)
+    assert len(part.broker.logs) >= 10
+    assert {each.invoked.role for each in part.requests.values()} == {LOAD, BAD, PROBE}

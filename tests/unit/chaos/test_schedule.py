@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.chaos.command import GRACE_S, STARTS_S
+from bench.chaos.run import IDLE_S
 from bench.chaos.schedule import (
     BROKER,
     GATEWAY,
+    LOSING,
     NATURES,
     WORKER,
     WORKERS,
@@ -35,7 +38,9 @@ PLANS = st.builds(
     kinds=st.sets(st.sampled_from(Kind), min_size=1).map(lambda kinds: tuple(sorted(kinds))),
     every_s=st.floats(0.5, 20),
     pairs=st.floats(0, 1),
+    drain_s=st.floats(0, 10),
     all_at_once=st.booleans(),
+    last_kill=st.booleans(),
 )
 
 
@@ -85,7 +90,32 @@ def test_while_workers_are_restarted_in_turn_nothing_else_strikes_one(seed: int,
     for roll in (fault for fault in of_workers if fault.kind is Kind.WORKERS_ROLL):
         for other in of_workers:
             assert other is roll or other.at_s >= over(plan, roll) - 0.01 or over(plan, other) <= roll.at_s + 0.01
-        assert over(plan, roll) == roll.at_s + plan.start_s * len(plan.workers)
+        assert over(plan, roll) == roll.at_s + (plan.drain_s + plan.start_s) * len(plan.workers)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32), PLANS)
+def test_a_last_kill_is_behind_all_that_strikes_workers_or_loses_something(seed: int, plan: Plan) -> None:
+    """So it leaves jobs that another worker went on with, and the broker has their logs."""
+    plan = replace(plan, seconds=plan.seconds + 30, kinds=tuple({*plan.kinds, Kind.WORKER_KILL}), last_kill=True)
+    faults = draw(seed, plan).faults
+    if len(plan.workers) == 1 and not plan.all_at_once:
+        assert Kind.WORKER_KILL not in {fault.kind for fault in faults}
+        return
+    before = [fault for fault in faults if NATURES[fault.kind].scope in (WORKER, WORKERS) or fault.kind in LOSING]
+    *others, last = before
+    assert (last.kind, last.at_s) == (
+        Kind.WORKER_KILL,
+        pytest.approx(plan.seconds - plan.calm_s - plan.start_s, abs=0.01),
+    )
+    assert all(over(plan, fault) <= last.at_s + 0.01 for fault in others)
+
+
+def test_a_rolling_restart_has_time_for_streams_to_end() -> None:
+    """Three workers took 67 to 70 s on two cores."""
+    plan = Plan(600.0, ("w0", "w1", "w2"), ("g0",), start_s=STARTS_S, drain_s=GRACE_S)
+    assert recovery_s(NATURES[Kind.WORKERS_ROLL], plan) > 70
+    assert recovery_s(NATURES[Kind.WORKER_KILL], plan) == STARTS_S
 
 
 def test_the_same_for_the_same_seed() -> None:
@@ -137,6 +167,7 @@ def test_no_gateway_is_away_for_as_long_as_workers_grant_its_jobs() -> None:
     grace = WorkerConfig("w0", BrokerConfig("redis://nowhere"), "simulated").orphan_grace
     for nature in (NATURES[Kind.GATEWAY_FREEZE], NATURES[Kind.GATEWAY_CUT]):
         assert nature.longest_s < grace
+    assert grace + 10 < IDLE_S, "its jobs end, and what they held is told with a heartbeat"
 
 
 def gone_after_s() -> tuple[float, float]:
