@@ -54,8 +54,9 @@ def namespace() -> str:
 
 @pytest.fixture
 async def broker(broker_url: str, namespace: str) -> AsyncIterator[Broker]:
-    """A connection in a fresh namespace. Afterwards, ending the jobs that still live must leave nothing behind."""
-    broker = await connect(BrokerConfig(broker_url, namespace))
+    """A connection in a fresh namespace, whose commands not even a busy machine makes time out. Afterwards, ending the
+    jobs that still live must leave nothing behind."""
+    broker = await connect(BrokerConfig(broker_url, namespace, command_timeout_s=20.0))
     try:
         yield broker
         await assert_nothing_leaks(broker)

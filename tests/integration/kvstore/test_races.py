@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore.client import BrokerConfig, connect
+from kvstore.client import connect
 from kvstore.errors import RequestIdTaken
 from kvstore.jobs import Commit, Finished, Jobs, Submitted
 from kvstore.registry import new_incarnation
@@ -28,7 +28,7 @@ JOBS = 40
 @pytest.fixture
 async def crowd(broker: Broker) -> AsyncIterator[list[Jobs]]:
     """Several processes' worth of Jobs."""
-    brokers = [await connect(BrokerConfig(broker.config.url, broker.keys.namespace)) for _ in range(4)]
+    brokers = [await connect(broker.config) for _ in range(4)]
     yield [Jobs(one) for one in brokers]
     for one in brokers:
         await one.close()

@@ -252,10 +252,10 @@ async def test_hostile_cards_are_ignored(stage: Stage, broker: Broker, field: st
     assert broker.malformed == 1
 
 
-async def test_a_look_whether_a_name_is_free_takes_nothing(stage: Stage) -> None:
+async def test_a_look_whether_a_name_is_free_takes_nothing(stage: Stage, brief: Stage) -> None:
     await stage.registry.require_free("w0")
     assert await stage.registry.workers() == []
-    await stage.registry.register(INFO)
+    await brief.registry.register(INFO)
     # It may lapse, as after a crash and a quick restart: then the name is free.
     await stage.registry.require_free("w0")
     await stage.registry.register(INFO)

@@ -6,12 +6,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.embedded import find_server
+from tests.integration.conftest import server_binary
 from tests.support.tiny_model import save_tiny_llama
 from worker import fetch
 from worker.break_even import BreakEven
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def broker_binary() -> Path:
+    """One kind of server is enough here: what differs between them is tested with kvstore."""
+    return find_server()
+
+
+@pytest.fixture(params=["embedded", "redis"])
+def pages_binary(request: pytest.FixtureRequest) -> Path:
+    """For servers that pages alone are in, and that tests fill up, freeze or lock: what they say then differs."""
+    return server_binary(request.param)
 
 
 @pytest.fixture(scope="session")

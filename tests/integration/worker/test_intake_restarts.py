@@ -137,7 +137,7 @@ async def test_what_is_over_is_not_claimed_again(broker: Broker) -> None:
             return (queue.undelivered, queue.pending) == (0, 2)
 
         await until(looked_through, within_s=20)
-        assert [claim.job.request_id for claim in world.intake.take()[0] if claim.job.request_id != "kept"] == []
+        assert {claim.job.request_id for claim in world.intake.take()[0]} <= {"kept", "next"}
         assert [*world.journal.running] == ["kept", "next"]
         # What was done by hand has left charges.
         await broker.call("DEL", moved, broker.keys.load("w0", world.info.incarnation))

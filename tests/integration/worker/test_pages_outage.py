@@ -1,4 +1,4 @@
-"""Some ten seconds without the server for pages: serving goes on, in bounded memory, and with pages afterwards."""
+"""Seconds without the server for pages: serving goes on, in bounded memory, and with pages afterwards."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ async def proxy() -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def server(broker_binary: Path, proxy: Proxy) -> AsyncIterator[Server]:
-    server = Server(broker_binary, proxy)
+async def server(pages_binary: Path, proxy: Proxy) -> AsyncIterator[Server]:
+    server = Server(pages_binary, proxy)
     await server.start()
     yield server
     await server.stop()
@@ -78,7 +78,7 @@ def failed(fleet: Fleet) -> float:
     return sum(count(fleet, "errors_total", error=name) for name in ERRORS)
 
 
-@pytest.mark.parametrize(("how", "failures"), [("stopped", 8), ("frozen", 4)])
+@pytest.mark.parametrize(("how", "failures"), [("stopped", 5), ("frozen", 3)])
 async def test_serving_goes_on_and_pages_are_used_again(
     broker: Broker,
     model_dir: Path,
@@ -90,7 +90,7 @@ async def test_serving_goes_on_and_pages_are_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The outage ends when so many calls have failed: what fails is left alone for half a second, then for twice as
-    long each time, and a server that does not answer has two seconds. So that takes ten seconds, more or less."""
+    long each time, and a server that does not answer has two seconds. So that takes five seconds, more or less."""
     monkeypatch.setattr(fetch, "LEAST_LIMIT_S", 0.1)
     monkeypatch.setattr(fetch, "LIMIT_S", 2.0)
     config = PagesConfig(redis=proxy.url, buffer=BUFFER)

@@ -30,9 +30,9 @@ ROOM = 500_000
 
 
 @pytest.fixture
-async def server(broker_binary: Path) -> AsyncIterator[EmbeddedBroker]:
+async def server(pages_binary: Path) -> AsyncIterator[EmbeddedBroker]:
     """For pages alone."""
-    async with EmbeddedBroker(binary=broker_binary) as server:
+    async with EmbeddedBroker(binary=pages_binary) as server:
         yield server
 
 

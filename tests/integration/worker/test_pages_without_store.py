@@ -29,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 
 @pytest.fixture
-async def own_server(broker_binary: Path) -> AsyncIterator[EmbeddedBroker]:
+async def own_server(pages_binary: Path) -> AsyncIterator[EmbeddedBroker]:
     """For pages alone, with little memory."""
-    async with EmbeddedBroker(binary=broker_binary, options={"maxmemory": "8mb"}) as server:
+    async with EmbeddedBroker(binary=pages_binary, options={"maxmemory": "8mb"}) as server:
         yield server
 
 
