@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 8.0
 """Of a process that is asked to end. It comes back after that and ``--start``."""
+SHARE: Final = 0.5
+"""Of what the fleet answers without faults, which often has a worker less."""
 STARTS_S: Final = 18.0
 """What a process may take to come back under a load, on few cores."""
 _SECONDS: Final = Finite(min=0, min_open=True)
@@ -36,7 +38,7 @@ _POSITIVE: Final = click.IntRange(min=1)
 @click.option("--threads", type=THREADS, default=1, help="Of each worker.")
 @click.option("--model", default=FleetConfig().model, help="As of a worker.")
 @click.option("--kv-tokens", type=_POSITIVE, default=8192, help="Of each worker's pool.")
-@click.option("--rate", type=_SECONDS, default=2.0, help="Requests per second.")
+@click.option("--rate", type=_SECONDS, default=2.0, help="Requests per second, at most.")
 @click.option("--deadline", type=_SECONDS, default=120.0, help="Of each request, in seconds.")
 @click.option("--payloads", type=_POSITIVE, default=48, help="Different requests.")
 @click.option("--every", type=_SECONDS, default=6.0, help="Mean seconds from fault to fault.")
@@ -49,12 +51,12 @@ def chaos(out: Path, as_json: bool, **values: Any) -> None:
     """Run a fleet under a seeded schedule of faults, and check that nothing that was accepted is lost.
 
     Every payload is asked for once while nothing fails: the right answers. Then clients send at a rate to all gateways,
-    and go on elsewhere when a call breaks (each third request is left to the product's own client, which has to do that
-    by itself), while processes are killed, frozen, ended, cut off, and the broker dies, loses data, slows down. In the
-    end seven promises are checked: one end for each choice, no gap and no repeat, the same tokens as without faults,
-    nothing left behind, pools and figures that add up, the right errors; and small lies are told to the checker about
-    this very run, each of which it has to find. The history, what processes said and the report go into --out. Exits
-    with 1 when a promise was broken.
+    half of what the fleet has just borne at most, and go on elsewhere when a call breaks (each third request is left to
+    the product's own client, which has to do that by itself), while processes are killed, frozen, ended, cut off, and
+    the broker dies, loses data, slows down. In the end seven promises are checked: one end for each choice, no gap and
+    no repeat, the same tokens as without faults, nothing left behind, pools and figures that add up, the right errors;
+    and small lies are told to the checker about this very run, each of which it has to find. The history, what
+    processes said and the report go into --out. Exits with 1 when a promise was broken.
     """
     from bench.chaos.checker import NoOracle
 
@@ -85,6 +87,7 @@ async def _run(out: Path, values: dict[str, Any], log: Any) -> Report:
         kinds=tuple(map(Kind, values["kinds"])) or tuple(Kind),
         every_s=values["every"],
         start_s=values["start"],
+        share=SHARE,
         habits=Habits(rate=values["rate"], deadline_s=values["deadline"]),
         mutations=values["mutations"],
     )

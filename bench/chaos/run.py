@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,9 @@ class ChaosConfig:
     """What a process may take to come back."""
     calm_s: float = 15.0
     habits: Habits = field(default_factory=Habits)
+    share: float | None = None
+    """Of the requests per second that the fleet answers without faults clients send no more than this; None: whatever
+    their habits are. What is asked of a fleet that can't bear it expires for that alone."""
     rules: Rules = field(default_factory=Rules)
     mutations: int = 2
     """How often each is tried on what the run has left."""
@@ -76,6 +80,8 @@ class Report:
 
     schedule: Schedule
     struck: list[Struck]
+    rate: float
+    """Requests per second that clients sent."""
     figures: Figures
     silences: dict[str, float]
     """Of the requests that were finished: see ``silences``."""
@@ -95,6 +101,7 @@ class Report:
             "seconds": self.schedule.plan.seconds,
             "faults": dict(Counter(each.fault.kind.value for each in self.struck if each.done)),
             "skipped": sum(not each.done for each in self.struck),
+            "rate": self.rate,
             "figures": self.figures.as_dict(),
             "longest_silence_s": self.silences,
             "findings": [str(each) for each in self.findings],
@@ -105,7 +112,8 @@ class Report:
     def __str__(self) -> str:
         numbers = ", ".join(f"{name} {count}" for name, count in self.figures.as_dict().items())
         faults = "\n".join(f"  {each}" for each in self.struck)
-        head = f"seed {self.schedule.seed}: {sum(each.done for each in self.struck)} faults injected"
+        injected = sum(each.done for each in self.struck)
+        head = f"seed {self.schedule.seed}: {injected} faults injected, {self.rate:.2f} requests/s"
         waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.silences.items())
         lines = (
             head,
@@ -161,7 +169,7 @@ async def run_chaos(
     await server.start(empty=True)  # an earlier run may have used the folder
     try:
         async with ChaosFleet(settings, server, sink, note) as fleet:
-            schedule, struck, run = await _on_fleet(config, fleet, folder, note)
+            schedule, struck, rate, run = await _on_fleet(config, fleet, folder, note)
     finally:
         await server.stop()
     # When all is over: it computes for long, and the proxies are in this process.
@@ -170,12 +178,12 @@ async def run_chaos(
     findings = check(run, rules)
     proofs = prove(good_part(run, rules, seed=config.seed), rules, seed=config.seed, times=config.mutations)
     counted, waits = figures(run, findings), silences(run.requests.values())
-    return Report(schedule, struck, counted, waits, findings, proofs)
+    return Report(schedule, struck, rate, counted, waits, findings, proofs)
 
 
 async def _on_fleet(
     config: ChaosConfig, fleet: ChaosFleet, folder: Path, note: Callable[[str], None]
-) -> tuple[Schedule, list[Struck], Run]:
+) -> tuple[Schedule, list[Struck], float, Run]:
     plan = Plan(
         *(config.seconds, fleet.workers, fleet.gateways, config.kinds),
         every_s=config.every_s,
@@ -186,14 +194,23 @@ async def _on_fleet(
     )
     schedule = draw(config.seed, plan)
     note(str(schedule))
+    began = time.monotonic()
     oracle = await _ask_without_faults(config, fleet)
-    note(f"{len(oracle)} payloads were answered without faults")
+    served = len(oracle) / (time.monotonic() - began)
+    rate = bearable(config, served)
+    note(f"{len(oracle)} payloads were answered without faults, {served:.2f} a second; clients send {rate:.2f}")
+    config = replace(config, habits=replace(config.habits, rate=rate))
     watch = Watch(fleet.endpoints)
     with (folder / "history.jsonl").open("w") as out:
         recorder = Recorder(out)
         struck, began_at = await _under_faults(config, fleet, schedule, recorder, watch, note)
     run = await evidence(fleet, recorder, oracle, watch)
-    return schedule, struck, replace(run, outages=outages(struck, plan, began_at))
+    return schedule, struck, rate, replace(run, outages=outages(struck, plan, began_at))
+
+
+def bearable(config: ChaosConfig, served: float) -> float:
+    """Requests per second that are sent to a fleet that answers so many without faults."""
+    return config.habits.rate if config.share is None else min(config.habits.rate, config.share * served)
 
 
 async def _ask_without_faults(config: ChaosConfig, fleet: ChaosFleet) -> dict[str, Answer]:

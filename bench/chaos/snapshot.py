@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from urllib.request import urlopen
@@ -87,7 +88,8 @@ def parse_scrape(text: str) -> Scrape:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            name = f"{sample.name}{{{labels}}}" if labels else sample.name
+            # The same string in all pages of a run, of which there may be thousands.
+            name = sys.intern(f"{sample.name}{{{labels}}}" if labels else sample.name)
             if family.type == "gauge" and family.name in IDLE_GAUGES:
                 gauges[name] = sample.value
             elif family.type == "counter" and sample.name.endswith("_total"):

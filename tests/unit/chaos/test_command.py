@@ -10,10 +10,11 @@ from click.testing import CliRunner
 
 from bench.chaos.checker import Figures
 from bench.chaos.command import chaos
+from bench.chaos.driver import Habits
 from bench.chaos.evidence import Rules
 from bench.chaos.findings import INVARIANTS, Finding
 from bench.chaos.mutations import Proof
-from bench.chaos.run import Report
+from bench.chaos.run import ChaosConfig, Report, bearable
 from bench.chaos.schedule import Fault, Kind, Plan, draw
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def report(findings: list[Finding], proofs: list[Proof]) -> Report:
         Struck(Fault(1.0, Kind.WORKER_KILL, "w0"), 1.0, 1.0, "done: pid 7"),
         Struck(Fault(2.0, Kind.DUPLICATE, "broker"), 2.0, 2.0, "skipped: nobody runs a job"),
     ]
-    return Report(schedule, struck, Figures(requests=3, accepted=2), {"p50": 0.5, "max": 2.0}, findings, proofs)
+    return Report(schedule, struck, 1.5, Figures(requests=3, accepted=2), {"p50": 0.5, "max": 2.0}, findings, proofs)
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, out: Path, told: Report, *arguments: str) -> tuple[int, str, list[Any]]:
@@ -51,7 +52,7 @@ def test_a_run_that_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     arguments = ("--seed", "4", "--minutes", "2", "--workers", "2", "--kind", "reset", "--kind", "worker-kill")
     status, output, (config, settings, folder) = ran(monkeypatch, tmp_path, report([], PROOFS), *arguments)
     assert status == 0
-    assert "seed 4: 1 faults injected" in output
+    assert "seed 4: 1 faults injected, 1.50 requests/s" in output
     assert "longest silence in an answer: p50 0.50 s, max 2.00 s\nno violation" in output
     assert (config.seed, config.seconds, config.kinds) == (4, 120.0, (Kind.RESET, Kind.WORKER_KILL))
     assert config.rules == Rules()
@@ -59,13 +60,20 @@ def test_a_run_that_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert (tmp_path / "log.txt").read_text() == "w0 a line\n"
     written = json.loads((tmp_path / "report.json").read_text())
     assert (written["passed"], written["faults"], written["skipped"]) == (True, {"worker-kill": 1}, 1)
+    assert written["rate"] == 1.5
     assert written["longest_silence_s"] == {"p50": 0.5, "max": 2.0}
+
+
+@pytest.mark.parametrize(("share", "served", "rate"), [(None, 0.5, 2.0), (0.5, 0.5, 0.25), (0.5, 9.0, 2.0)])
+def test_a_fleet_is_not_asked_for_more_than_it_can_bear(share: float | None, served: float, rate: float) -> None:
+    assert bearable(ChaosConfig(share=share, habits=Habits(rate=2.0)), served) == rate
 
 
 def test_defaults_strike_with_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, output, (config, settings, _) = ran(monkeypatch, tmp_path, report([], PROOFS), "--json")
     assert json.loads(output) == json.loads((tmp_path / "report.json").read_text())
     assert config.kinds == tuple(Kind)
+    assert config.share == 0.5
     assert config.rules == Rules()
     assert (config.seconds, settings.workers, settings.model) == (60.0, 3, "smollm2-135m")
 
