@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 SMALL = (
     *("bench", "routing", "--simulated", "--model", "simulated:20000,5", "--workers", "2", "--kv-tokens", "2048"),
     *("--prefix-tokens", "256", "--tail-tokens", "8:24", "--output-tokens", "4", "--ratios", "1", "--no-hot"),
-    *("--no-hit-free", "--loads", "1", "--capacity", "6", "--warm", "1", "--drain", "5"),
+    *("--no-hit-free", "--loads", "1", "--capacity", "6", "--fill", "1", "--warm", "1", "--drain", "5"),
 )
 
 
 @pytest.mark.timeout(240)
 def test_a_sweep_and_its_replay(tmp_path: Path) -> None:
-    octavo(*SMALL, "--seconds", "4", "--routes", "1000", "--hit-free", "--out", str(tmp_path), timeout=200)
+    octavo(*SMALL, "--seconds", "2", "--routes", "1000", "--hit-free", "--out", str(tmp_path), timeout=200)
     told = json.loads((tmp_path / "routing.json").read_text())
     runs: list[dict[str, Any]] = told["runs"]
     assert told["complete"]
@@ -51,7 +51,7 @@ def test_a_sweep_and_its_replay(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_an_interrupted_sweep_keeps_its_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [OCTAVO, *SMALL, "--seconds", "3", "--ratios", "1,2,3,4,5,6", "--out", str(tmp_path)]
+    command = [OCTAVO, *SMALL, "--seconds", "2", "--ratios", "1,2,3,4,5,6", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -89,12 +89,12 @@ async def test_kill_9_of_one_of_many_is_noticed_by_no_stream(many: Up) -> None:
         await asyncio.gather(*reading)
 
         assert len({stream.worker for stream in streams}) > 1
-        for seed, stream in enumerate(streams):
+        asked = (client.generate(request_of(seed, max_tokens=300)) for seed in range(len(streams)))
+        for stream, undisturbed in zip(streams, await asyncio.gather(*asked), strict=True):
             assert (stream.error, stream.answer.finish) == (None, "LENGTH")
             assert stream.answer.usage is not None
             assert stream.answer.usage.attempts == (2 if stream.worker == victim else 1)
-            alone = await client.generate(request_of(seed, max_tokens=300))
-            assert alone.token_ids == stream.answer.token_ids
+            assert stream.answer.token_ids == undisturbed.token_ids
 
         many.until_said(f"{victim} is back")
 
