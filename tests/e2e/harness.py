@@ -18,6 +18,7 @@ import grpc.aio
 import psutil
 
 from ops.answer import Answer
+from worker.model.loader import choose_device, choose_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ops.client import Client
 
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
+DTYPE = str(choose_dtype("auto", choose_device("auto"))).removeprefix("torch.")
+"""Of fleets on this machine that are told none."""
 START_S = 300
 """Includes preparing the model on a machine that never did."""
 

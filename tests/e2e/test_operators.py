@@ -18,7 +18,7 @@ from redis import Redis
 
 from octavo.v1.inference_pb2 import GenerateRequest, Stopping
 from ops.client import Client
-from tests.e2e.harness import eventually, octavo
+from tests.e2e.harness import DTYPE, eventually, octavo
 from worker.intake import READ_AHEAD
 from worker.page_metrics import PageMetrics
 
@@ -155,7 +155,7 @@ def test_bench_writes_figures_and_a_plot(fleet: Up, tmp_path: Path) -> None:
     ]
     assert all(level["output_tokens"] == 24 for level in told["levels"])
     assert told["machine"]["cpu"]
-    assert {worker["dtype"] for worker in told["fleet"]["workers"]} == {"bfloat16"}
+    assert {worker["dtype"] for worker in told["fleet"]["workers"]} == {DTYPE}
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
