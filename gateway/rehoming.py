@@ -129,7 +129,8 @@ def anywhere(orphan: Orphan, worker: WorkerInfo) -> Target:
 
 def heirs(orphan: Orphan, live: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
     """Who may go on with a job: ready workers of its model, with room for it. Those of its fingerprint, which give the
-    same bits, if there are any; else those whose tokenizer most of the others have, as for new jobs."""
+    same bits, if there are any; else those whose tokenizer most of the others have, as for new jobs. But what a
+    draining worker may bring to its end is for its own kind alone."""
     job = orphan.job
     longest = len(job.prompt_token_ids) + job.stopping.max_tokens
     able = [
@@ -142,7 +143,7 @@ def heirs(orphan: Orphan, live: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
     ]
     if kin := [each for each in able if each.fingerprint == orphan.fingerprint]:
         return kin
-    if not able:
+    if not able or orphan.kept:
         return ()
     tokenizer = most_common(each.tokenizer for each in able)
     return [each for each in able if each.tokenizer == tokenizer]

@@ -264,7 +264,7 @@ class Jobs:
 
     async def orphans(self) -> list[Orphan]:
         """Jobs that nobody will run: those of dead workers and of such as left, those that a replaced incarnation had
-        read, and those that a draining worker has not read. Of each worker the first hundred or so.
+        read, and those that a draining worker has not read, or said nothing of. Of each worker a hundred or so.
 
         Clears up behind dead workers that have none left, and ends jobs that are not as we write them. Any gateway may
         run this at any time, together with others.
@@ -273,7 +273,8 @@ class Jobs:
 
     async def rehome(self, orphan: Orphan, target: Target | None) -> Rehomed:
         """Moves an orphan into the stream of a worker that is alive and ready, once; see Rehomed for what else may
-        become of it. One that is doomed ends, whatever the target; one without a target waits a while for one.
+        become of it. One that is doomed ends, whatever the target; one without a target waits a while for one. What
+        a draining worker has read is moved, or left to it.
 
         Its next attempt begins when the target claims it, and goes on after the last committed token; whoever had it
         is refused from now on, and told on its channel.

@@ -1,5 +1,6 @@
 """Jobs that nobody will run: those of dead workers, those that a replaced incarnation had read, and those that a
-draining worker has not read. They are found here, and moved to workers that will run them, or given up.
+draining worker has not read. They are found here, and moved to workers that will run them, or given up. Found too is
+what a draining worker has read and said nothing of yet: that is moved where it can be, else it stays.
 
 ::
 
@@ -35,6 +36,8 @@ MAX_DEATHS: Final = 3
 MAX_ATTEMPTS: Final = 10
 """Workers that run a job, at most, whatever comes of it."""
 
+DRAINS: Final = "is draining"
+
 _BATCH: Final = 100
 """Entries that one script call looks at, for some 10 microseconds of the server's time each."""
 _BATCH_BYTES: Final = 4 * 2**20
@@ -43,7 +46,7 @@ _BATCH_BYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A job that nobody will run, as it was found."""
+    """A job that nobody will run, or that its worker need not, as it was found."""
 
     worker: str
     """In whose stream it is."""
@@ -66,6 +69,11 @@ class Orphan:
     state: JobState
     seen_ms: int
     """When this was found, by the broker's clock."""
+
+    @property
+    def kept(self) -> bool:
+        """Its worker runs it, and drains; it has said nothing of it so far."""
+        return self.why == DRAINS and self.state is JobState.RUNNING
 
     @property
     def doomed(self) -> bool:

@@ -223,18 +223,29 @@ local function life_of(workers, lease, worker, ttl)
   return {left = beat == 0}
 end
 
--- Whether nobody will run what an entry names: its worker is dead, or another life of it had read it, or it drains and
--- has not read it.
-local function abandoned(life, stream, group, entry)
+-- Whether a worker has yet to say something of a job that it has read: then all that is lost by moving it is what is
+-- computed of its prompt.
+local function untold(state, began, positions)
+  return state == 'queued' or tokens_in(positions) <= tokens_of(began)
+end
+
+-- Who has the job that an entry names: 'nobody' will run it where its worker is dead, or another life of it had read it, or
+-- it drains and has not read it; 'draining': its worker runs it, but drains and has said nothing of it, so that another may
+-- have it. nil: it is in good hands.
+local function hands_of(life, stream, group, entry, state, began, positions)
   if not life.incarnation then
-    return true
+    return 'nobody'
   end
   local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
   local reader = not pending.err and pending[1] and pending[1][2]
-  if reader then
-    return reader ~= life.incarnation
+  if reader and reader ~= life.incarnation then
+    return 'nobody'
+  elseif not life.draining then
+    return nil
+  elseif not reader then
+    return 'nobody'
   end
-  return life.draining
+  return untold(state, began, positions) and 'draining' or nil
 end
 
 -- How many workers in a row have died of a job, with the one that has it: it ran there, and not a token came of it. One

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Finds the jobs in one worker's stream that nobody will run, and clears up behind the dead.
+-- Finds the jobs in one worker's stream that nobody will run, or that a draining worker need not run, and clears up behind
+-- the dead.
 --
 -- KEYS 1 workers   2 lease   3 stream
 -- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms
@@ -9,8 +10,8 @@
 -- can be told.
 --
 -- It finds: all jobs of a dead worker; those that an earlier life of a live worker had read; those that a draining worker
--- has not read. Entries that name no job of theirs are dropped. What becomes of the others is decided by rehome.lua, in
--- the moment of the move.
+-- has not read, and the latest that it has read but said nothing of. Entries that name no job of theirs are dropped. What
+-- becomes of the others is decided by rehome.lua, in the moment of the move.
 --
 -- Races closed: death is decided here, not by the caller's look at the fleet, which may be old; no job can enter a dead
 -- worker's stream between its last entry's end and its deletion, as submit.lua looks at the same lease.
@@ -45,6 +46,14 @@ local function add_pending(consumer)
   end
 end
 
+-- What was read last, which most likely has no token yet. In order, before what is there already: it came before that.
+local function add_read(last)
+  for _, entry in ipairs(redis.call('XREVRANGE', stream, last, '-', 'COUNT', most_entries - #entries)) do
+    table.insert(entries, 1, {entry[1], entry[2][2] or '', true})
+  end
+end
+
+-- nil: there is no group yet.
 local function last_delivered()
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   for _, told in ipairs(groups.err and {} or groups) do
@@ -53,10 +62,9 @@ local function last_delivered()
       fields[told[i]] = told[i + 1]
     end
     if fields.name == group then
-      return '(' .. fields['last-delivered-id']
+      return fields['last-delivered-id']
     end
   end
-  return '-'
 end
 
 local why = life.left and 'left' or 'died'
@@ -69,25 +77,33 @@ if life.incarnation then
   end
   if life.draining and #entries == 0 then
     why = 'is draining'
-    add_range(last_delivered())
+    local last = last_delivered()
+    add_range(last and '(' .. last or '-')
+    if last and #entries < most_entries then
+      add_read(last)
+    end
   end
 else
   add_range('-')
 end
 
--- What is told of a job; nil for an entry that names none of this worker's.
-local function head(entry, request)
+-- What is told of a job; nil for an entry that names none of this worker's, {} for one that its worker, which has `read`
+-- it, keeps.
+local function head(entry, request, read)
   local job = prefix .. 'job:' .. request
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'began', 'deaths', 'choices',
     'fingerprint', 'worker_incarnation')
   if seen.err or (seen[1] ~= 'queued' and seen[1] ~= 'running') or seen[2] ~= worker or seen[3] ~= entry then
     return nil
   end
+  local positions = committed(job, seen[8], most_choices)
+  if read and not untold(seen[1], seen[6], positions) then
+    return {}
+  end
   local payload = redis.call('HSTRLEN', job, 'payload')
   if payload <= most_payload then
     payload = redis.call('HGET', job, 'payload')
   end
-  local positions = committed(job, seen[8], most_choices)
   local deaths = deaths_of(prefix, worker, seen[1], seen[4], seen[6], seen[7], positions)
   return {entry, request, payload, seen[5], seen[1], seen[10] or '', seen[9] or '', deaths, seen[8],
     unpack(positions)}
@@ -95,10 +111,10 @@ end
 
 local result, bytes = {int(now_ms()), why}, 0
 for _, entry in ipairs(entries) do
-  local told = head(entry[1], entry[2])
+  local told = head(unpack(entry))
   if not told then
     drop_entry(stream, group, entry[1])
-  elseif bytes < most_bytes then
+  elseif #told > 0 and bytes < most_bytes then
     result[#result + 1] = told
     bytes = bytes + (type(told[3]) == 'string' and #told[3] or 0)
   end

@@ -11,14 +11,14 @@
 --      with a target: 18 worker   19 its incarnation   20 of the prompt and the tokens, what it computes anew
 --      21 tokens predicted as cached   22 for how long the mark is kept, in ms
 -- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet, or that has a suspect and this
--- is one), or 'stale': it is not as the caller saw it, or the target is gone.
+-- is one), or 'stale': it is not as the caller saw it, or the target is gone. One that a draining worker has is moved or left.
 --
 -- A job that a worker may have died of is a suspect until it gets a token. No two of them are at one worker, whoever
 -- moves them: what kills the next worker, too, would take the others with it, time and again, until all of them had as
 -- many deaths as it has. Those that wait for that wait as long as it takes.
 --
 -- Races closed: the caller's look may be old, so all that it saw is compared here: of several gateways one moves a job;
--- a worker that came back, or read the entry after all, keeps it; a job that was ended, moved or submitted anew under its
+-- a worker that came back, or read the entry after all, or tells of a token before it leaves, keeps it; a job that was ended, moved or submitted anew under its
 -- id is left alone. A call that is repeated after a lost reply knows its own work by the mover. The target's lease is
 -- looked at in one piece with the move, so that no job enters the stream of a worker that is dead or about to leave. The
 -- old worker, should it only be frozen, is refused: it is the job's owner no more, and its entry is gone. The
@@ -38,13 +38,18 @@ elseif seen[13] == mover then
   return 'moved'
 end
 local life = life_of(workers, lease, worker, ttl)
-if not life or not abandoned(life, stream, group, entry) then
+local positions = committed(job, seen[8], most_choices)
+local hands = life and hands_of(life, stream, group, entry, seen[9], seen[11], positions)
+if not hands then
   return 'stale'
 end
 if (seen[9] ~= 'queued' and seen[9] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry or seen[10] ~= attempt
-  or int(deaths_of(prefix, worker, seen[9], seen[3], seen[11], seen[12], committed(job, seen[8], most_choices))) ~= deaths
+  or int(deaths_of(prefix, worker, seen[9], seen[3], seen[11], seen[12], positions)) ~= deaths
 then
   return 'stale'
+end
+if hands == 'draining' and (record ~= '' or not KEYS[7]) then
+  return 'waiting' -- who has it may bring it to its end
 end
 
 local function give_up(outcome, data)

@@ -113,19 +113,23 @@ async def test_a_worker_of_the_same_fingerprint_is_preferred(broker: Broker) -> 
         await strange.stop()
 
 
-async def test_what_a_draining_worker_has_not_read_goes_elsewhere_at_once(broker: Broker) -> None:
+async def test_what_a_draining_worker_has_not_begun_goes_elsewhere_at_once(broker: Broker) -> None:
+    """Whether it has read it or not; and it goes on with the rest."""
     async with pair(broker) as (leaving, heir), running_gateway(broker) as (gateway, _, client):
-        calls = [client.generate(request(f"r{index}")) for index in range(3)]
-        (claim,) = await leaving.claim()
+        calls = [client.generate(request(f"r{index}")) for index in range(4)]
+        begun, read = await leaving.claim(2)
+        await leaving.commit(chunk(begun, 0, [10]))
         await heir.start()
         await leaving.drain()
-        others = await heir.claim(2)
-        assert shown(gateway, "moved") == 2
+        others = await heir.claim(3)
+        assert shown(gateway, "moved") == 3
+        assert sorted(each.attempt for each in others) == [1, 1, 2]
+        assert await leaving.commit(chunk(read, 0, [99])) == [Commit.FENCED]
         for each in others:
             await heir.answer(each)
-        await leaving.answer(claim)  # what it has read it ends itself
-        for call in calls:
-            assert answers(await collect(call), 1) == [[2, 3, 4]]
+        await rest(leaving, begun, 1)
+        found = [answers(await collect(call), 1) for call in calls]
+        assert sorted(found) == [[[2, 3, 4]]] * 3 + [[[10, 11, 12]]]
 
 
 async def test_a_job_waits_for_a_worker_to_come(broker: Broker) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore.jobs import JobState, Rehomed, Target
+from kvstore.jobs import Commit, Jobs, JobState, Rehomed, Target
 from kvstore.registry import DRAINING, GOODBYE_MS
 
 from .conftest import Stage, chunk, settled
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
     from kvstore.registry import WorkerInfo
 
-MOVED, STALE = Rehomed.MOVED, Rehomed.STALE
+MOVED, STALE, WAITING = Rehomed.MOVED, Rehomed.STALE, Rehomed.WAITING
+FENCED, WRITTEN = Commit.FENCED, Commit.WRITTEN
 
 
 @pytest.fixture(autouse=True)
@@ -46,23 +47,66 @@ async def test_a_worker_that_left_and_came_back_has_not_died(mortal: Stage) -> N
     assert await mortal.rehome(now) == {"r1": MOVED}
 
 
-async def test_of_a_draining_worker_what_it_has_not_read(stage: Stage, broker: Broker) -> None:
+async def test_of_a_draining_worker_what_it_has_not_begun(stage: Stage, broker: Broker) -> None:
     worker, other = await stage.worker(), await stage.worker("w1")
-    await stage.running("running", worker)
+    await stage.running("begun", worker)
+    await stage.commit(worker, chunk("begun", 0, [1]))
+    await stage.running("claimed", worker)
     await stage.submit("read", worker)
     (entry,) = await stage.entries(worker)
     await stage.submit("queued", worker)
     assert await stage.jobs.orphans() == []
     await drain(stage, worker)
-    (found,) = await stage.jobs.orphans()
-    assert (found.job.request_id, found.why, found.deaths) == ("queued", "is draining", 0)
-    assert await stage.rehome(other) == {"queued": MOVED}
+    found = {each.job.request_id: (each.why, each.kept, each.deaths) for each in await stage.jobs.orphans()}
+    told = "is draining"
+    assert found == {"claimed": (told, True, 0), "read": (told, False, 0), "queued": (told, False, 0)}
+    assert await stage.rehome(other) == dict.fromkeys(found, MOVED)
     assert await stage.jobs.orphans() == []
-    # What it had read is its own still.
-    assert [claim.attempt for claim in await stage.jobs.claim(worker.id, worker.incarnation, [entry])] == [1]
-    assert (await stage.load(worker), await stage.load(other)) == ((2, 20), (1, 10))
-    (queue, _) = await stage.jobs.queues()
-    assert (queue.undelivered, queue.pending) == (0, 2)
+    # What it had read, and may claim or tell of by now, is not its own any more.
+    assert await stage.jobs.claim(worker.id, worker.incarnation, [entry]) == []
+    assert await stage.commit(worker, chunk("claimed", 0, [1]), chunk("begun", 1, [2])) == [FENCED, WRITTEN]
+    assert [claim.attempt for claim in await stage.claim(other)] == [2, 1, 1]
+    assert (await stage.load(worker), await stage.load(other)) == ((1, 10), (3, 30))
+    queues = [(queue.undelivered, queue.pending) for queue in await stage.jobs.queues()]
+    assert queues == [(0, 1), (0, 3)]
+
+
+async def test_a_draining_worker_that_tells_of_a_token_keeps_the_job(stage: Stage) -> None:
+    worker, other = await stage.worker(), await stage.worker("w1")
+    await stage.running("r1", worker)
+    await drain(stage, worker)
+    (found,) = await stage.jobs.orphans()
+    await stage.commit(worker, chunk("r1", 0, [1]))
+    assert await stage.jobs.rehome(found, Target("w1", other.incarnation, 3, 0)) is STALE
+    assert await stage.commit(worker, chunk("r1", 1, [2])) == [WRITTEN]
+
+
+async def test_what_nobody_else_can_run_is_left_to_a_draining_worker(stage: Stage, broker: Broker) -> None:
+    """However long it takes, and however often it was claimed before."""
+    worker, jobs = await stage.worker(), Jobs(stage.broker, orphan_wait_s=-1.0)
+    await stage.running("r1", worker)
+    await stage.running("tenth", worker)
+    await broker.call("HSET", broker.keys.job("tenth"), "attempt", 10)
+    await drain(stage, worker)
+    for _ in range(2):
+        found = await jobs.orphans()
+        assert {each.job.request_id: each.doomed for each in found} == {"r1": False, "tenth": True}
+        assert [await jobs.rehome(each, None) for each in found] == [WAITING, WAITING]
+    assert await stage.commit(worker, chunk("r1", 0, [1])) == [WRITTEN]
+    await stage.registry.leave(worker.id, worker.incarnation)
+    assert {each.job.request_id for each in await jobs.orphans()} == {"r1", "tenth"}
+
+
+async def test_of_many_that_a_draining_worker_has_read_the_last_are_looked_at(stage: Stage) -> None:
+    worker = await stage.worker()
+    names = [f"r{index:03d}" for index in range(110)]
+    for name in names:
+        await stage.submit(name, worker)
+    await stage.claim(worker)
+    await stage.claim(worker)
+    await stage.commit(worker, *(chunk(name, 0, [1]) for name in names[:105]))
+    await drain(stage, worker)
+    assert [each.job.request_id for each in await stage.jobs.orphans()] == names[105:]
 
 
 async def test_a_draining_worker_that_never_read(stage: Stage) -> None:
@@ -73,19 +117,19 @@ async def test_a_draining_worker_that_never_read(stage: Stage) -> None:
     assert await stage.rehome(other) == {"r1": MOVED}
 
 
-async def test_a_draining_worker_that_reads_after_all_keeps_the_job(stage: Stage) -> None:
+async def test_a_draining_worker_that_reads_after_all_may_not_claim_what_has_moved(stage: Stage) -> None:
     worker, other = await stage.worker(), await stage.worker("w1")
     await stage.submit("r1", worker)
     await drain(stage, worker)
     (found,) = await stage.jobs.orphans()
     entries = await stage.entries(worker)
-    assert await stage.jobs.rehome(found, Target("w1", other.incarnation, 3, 0)) is STALE
-    assert len(await stage.jobs.claim(worker.id, worker.incarnation, entries)) == 1
+    assert await stage.jobs.rehome(found, Target("w1", other.incarnation, 3, 0)) is MOVED
+    assert await stage.jobs.claim(worker.id, worker.incarnation, entries) == []
 
 
 async def drain(stage: Stage, worker: WorkerInfo) -> None:
     """As a worker's last heartbeats do."""
-    await stage.broker.call("HSET", stage.broker.keys.worker(worker.id), "state", "draining")
+    assert (await stage.registry.renew(replace(worker, state=DRAINING))).held_lease
 
 
 async def test_a_worker_that_broke_leaves_without_a_goodbye(mortal: Stage, broker: Broker) -> None:

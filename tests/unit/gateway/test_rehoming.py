@@ -99,13 +99,12 @@ def orphan(request_id: str = "r", prompt: int = 40, said: Sequence[int] = (0,), 
     return Orphan(
         worker="dead",
         incarnation="dead-1",
-        why="died",
         entry_id="1-1",
         job=job,
         next=tuple(said),
         state=JobState.RUNNING,
         seen_ms=0,
-        **{"fingerprint": "f", "deaths": 0, "ended": frozenset(), "attempt": 1, **fields},
+        **{"why": "died", "fingerprint": "f", "deaths": 0, "ended": frozenset(), "attempt": 1, **fields},
     )
 
 
@@ -215,6 +214,16 @@ async def test_without_a_worker_that_could_run_it_a_job_waits(other: WorkerInfo)
     world = World(other)
     assert await world.run(orphan()) == {Rehomed.WAITING: 1}
     assert world.moves == [("r", None)]
+
+
+async def test_what_a_draining_worker_runs_is_for_its_own_kind() -> None:
+    """It may end it itself, so that nobody has to go on with other bits."""
+    world = World(worker("strange", fingerprint="g"))
+    await world.run(orphan(why="is draining"))
+    assert world.moves == [("r", None)]
+    world = World(worker("strange", fingerprint="g"), worker("kin"))
+    await world.run(orphan(why="is draining"))
+    assert world.targets() == {"r": "kin"}
 
 
 async def test_a_worker_that_came_back_under_its_name_takes_its_own_jobs() -> None:
