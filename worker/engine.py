@@ -20,7 +20,7 @@ from worker.sequence import Sequence
 from worker.step import EngineStats, StepOutput, StepStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from collections.abc import Sequence as Many
 
     from kvstore.block_hash import BlockHash
@@ -84,6 +84,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        """Sequences that wait for their admission: the line itself, to be looked through between steps."""
+        return self._scheduler.waiting
 
     def root_of(self, salt: str) -> BlockHash:
         """Where the prefixes of requests with this salt begin."""

@@ -72,7 +72,7 @@ class Pages:
         prompts are computed now."""
         assert engine.paging is not None
         self._paging = engine.paging
-        self._paging.waiting = engine._scheduler.waiting
+        self._paging.waiting = engine.waiting
         self._adopt = adopt
         self._blocks = blocks
         self._fetch = Fetch(

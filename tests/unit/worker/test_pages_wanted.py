@@ -92,4 +92,4 @@ async def test_a_head_that_never_leaves_the_pool_gets_to_the_store_with_its_tail
 async def test_the_pages_of_a_pool_know_who_waits_for_it() -> None:
     async with running(blocks=8) as world:
         assert world.engine.paging is not None
-        assert world.engine.paging.waiting is world.engine._scheduler.waiting
+        assert world.engine.paging.waiting is world.engine.waiting

@@ -21,13 +21,13 @@ def crowded(num_blocks: int, answers: Answers, *, cache_blocks: int | None = Non
     """One that has cached, in the order of their use, the two blocks that a waiting sequence will hit and three others,
     while another sequence runs on two."""
     engine, _ = engine_of(num_blocks, max_running=1, paging=True, cache_blocks=cache_blocks)
-    paging(engine).waiting = engine._scheduler.waiting
+    paging(engine).waiting = engine.waiting
     for name, prompt in (("h", HIT), ("o", OTHER)):
         run(engine, request(name, prompt, max_tokens=1))
     engine.add(request("r", prompt_of(5, 4), max_tokens=3))
     step(engine, answers)
     engine.add(request("w", [*HIT, 9], max_tokens=4, **waits))  # type: ignore[arg-type]
-    assert len([*engine._scheduler.waiting]) == 1
+    assert len([*engine.waiting]) == 1
     return engine
 
 
