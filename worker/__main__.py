@@ -12,8 +12,9 @@ import re
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +23,7 @@ from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
 from kvstore.ranges import THREADS_OR_AUTO, Finite
 from worker.config import MAX_ID_LENGTH, PagesConfig, WorkerConfig
-from worker.errors import LeaseLostError, StuckError
+from worker.errors import LeaseLostError, StoppedError, StuckError
 from worker.model.errors import ModelError
 from worker.options import SHARED, check_sizes, pages_place, setting
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from kvstore.client import Broker
     from kvstore.registry import WorkerInfo
+    from worker.assemble import Assembled
     from worker.loop import WorkerLoop
 
 logger = logging.getLogger("worker")
@@ -103,8 +105,16 @@ def run(**flags: object) -> None:
     except StuckError as error:
         # Not the ordinary way out: it would wait for the engine's thread, which may never return.
         logger.critical("%s", error)
-        logging.shutdown()
-        os._exit(EXIT_STUCK)
+        leave(EXIT_STUCK)
+    except StoppedError as error:
+        logger.info("%s", error)
+        leave(0)
+
+
+def leave(status: int) -> None:
+    """Ends the process without waiting for its threads."""
+    logging.shutdown()
+    os._exit(status)
 
 
 command = click.Command("worker", callback=run, params=list(OPTIONS), help=run.__doc__)
@@ -139,8 +149,7 @@ async def serve(config: WorkerConfig) -> None:
     is waited for."""
     from prometheus_client import CollectorRegistry
 
-    from kvstore.registry import Registry, new_incarnation
-    from worker import assemble
+    from kvstore.registry import Registry
     from worker.look import look
     from worker.loop import WorkerLoop
     from worker.metrics import WorkerMetrics
@@ -149,9 +158,9 @@ async def serve(config: WorkerConfig) -> None:
 
     look(config.model, dtype=config.dtype, device=config.device)
     store = None if config.pages is None else open_store(config.pages, config.broker.namespace)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     prometheus = CollectorRegistry()
     server, serving = serve_metrics(config, prometheus)
     address = f"{reachable(config.host)}:{server.server_port}"
@@ -160,12 +169,10 @@ async def serve(config: WorkerConfig) -> None:
         broker = await connect(config.broker)
         registry = Registry(broker)
         await registry.require_free(config.id)  # again at registration: loading takes a while
-        worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), address, logger.info)
+        worker = await loaded(config, address, stop)
         # What is loaded now stays: without this every full collection walks it, in the middle of a step and at exit.
         gc.collect()
         gc.freeze()
-        if stop.is_set():
-            return
         await registry.publish_model(worker.card)
         await registry.register(worker.info)
         pages = None
@@ -174,7 +181,7 @@ async def serve(config: WorkerConfig) -> None:
         metrics = WorkerMetrics(prometheus)
         loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, metrics, pages)
         tell_ready(worker.info)
-        await until_stopped(loop, stop)
+        await until_stopped(loop, stop, hurry)
     finally:
         server.shutdown()
         serving.join()
@@ -183,6 +190,25 @@ async def serve(config: WorkerConfig) -> None:
             await store.close()
         if broker is not None:
             await broker.close()
+
+
+async def loaded(config: WorkerConfig, address: str, stop: asyncio.Event) -> Assembled:
+    """The worker's parts, its model loaded. Raises ModelError; StoppedError when it is told to stop before that."""
+    from kvstore.registry import new_incarnation
+    from worker import assemble
+
+    # Not the event loop's own threads, for which it waits when it ends.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="load")
+    arguments = config, new_incarnation(), address, logger.info
+    loading = asyncio.get_running_loop().run_in_executor(thread, assemble.build, *arguments)
+    thread.shutdown(wait=False)
+    stopping = asyncio.create_task(stop.wait())
+    either: list[asyncio.Future[Any]] = [loading, stopping]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not loading.done():
+        raise StoppedError("told to stop while the model was loaded")
+    return loading.result()
 
 
 def serve_metrics(config: WorkerConfig, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
@@ -206,13 +232,16 @@ def tell_ready(info: WorkerInfo) -> None:
     sys.stdout.flush()
 
 
-async def until_stopped(loop: WorkerLoop, stop: asyncio.Event) -> None:
-    """Runs the loop; the first signal begins its drain."""
+async def until_stopped(loop: WorkerLoop, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Runs the loop; the first signal begins its drain, the second ends the drain's grace time."""
     running = asyncio.create_task(loop.run())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-    loop.drain()
-    stopping.cancel()
+    for signalled in (stop, hurry):
+        told = asyncio.create_task(signalled.wait())
+        await asyncio.wait([running, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if running.done():
+            break
+        loop.drain(at_once=signalled is hurry)
     await running
 
 

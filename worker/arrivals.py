@@ -13,8 +13,8 @@ from kvstore import token_log
 from kvstore.errors import BrokerFull, BrokerUnreachable
 from kvstore.outage import Outage
 from octavo.v1 import job_pb2
-from worker.journal import request_of
 from worker.past import Gathered, PastLost, RolledBack
+from worker.requests import request_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -99,13 +99,13 @@ class Arrivals:
         else:
             self._prepare(self._begin_with_pages(self._pages, lacking, request, job))
 
-    def roll_back(self, request_id: str, attempt: int, known: Mapping[int, int]) -> RolledBack:
+    def roll_back(self, request_id: str, attempt: int, entry: str, known: Mapping[int, int]) -> RolledBack:
         """Redis has lost a part of this job's output, and knows so many tokens of some choices: the job goes on from
         what is left, if it is this attempt that is run here."""
-        job = self._journal.roll_back(request_id, attempt, known, since=NOT_YET)
+        job = self._journal.roll_back(request_id, attempt, entry, known, since=NOT_YET)
         if job is None:
             jobs = (self._journal.running.get(request_id), self._journal.ending.get(request_id))
-            here = any(each is not None and each.claim.attempt == attempt for each in jobs)
+            here = any(each is not None and each.is_of(attempt, entry) for each in jobs)
             if not here:  # should Redis have it for ours all the same, it is to be begun
                 self._give_again()
             return RolledBack.TOO_OFTEN if here else RolledBack.NOT_OURS

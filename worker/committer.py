@@ -47,15 +47,16 @@ class Committer:
         held: Held,
         worker: str,
         incarnation: str,
-        settled: Callable[[job_pb2.Delivery, Commit], None],
-        roll_back: Callable[[str, int, Mapping[int, int]], RolledBack],
+        settled: Callable[[job_pb2.Delivery, str, Commit], None],
+        roll_back: Callable[[str, int, str, Mapping[int, int]], RolledBack],
         entry_of: Callable[[str], str],
     ) -> None:
-        """``settled`` is told what became of each delivery, but of those that were taken back.
+        """``settled`` is told what became of each delivery, with its job's entry, but of those that were taken back.
 
-        ``roll_back`` is told of a job of which Redis has lost something: its id, the attempt, and how many tokens some
-        of its choices have there. It says what becomes of the job. ``entry_of`` is told of a job whose deliveries are
-        put into the line, and says by which entry it was claimed: by the time of the commit the id may be another's.
+        ``roll_back`` is told of a job of which Redis has lost something: its id, the attempt, its entry, and how many
+        tokens some of its choices have there. It says what becomes of the job. ``entry_of`` is told of a job whose
+        deliveries are put into the line, and says by which entry it was claimed: by the time of the commit the id may
+        be another's.
         """
         self._jobs = jobs
         self._index = index
@@ -72,8 +73,8 @@ class Committer:
         self._put = self._taken = 0
         """Steps that were ever put into the line, and taken out of it."""
         self._room = asyncio.Event()
-        self._taken_back: dict[str, int] = {}
-        """Of jobs that go on from what Redis has: up to which step deliveries are of what it has lost."""
+        self._taken_back: dict[tuple[str, str], int] = {}
+        """By id and entry, of jobs that go on from what Redis has: up to which step deliveries are of what it lost."""
         self.unsettled = 0
         """Deliveries that Redis has not taken yet."""
 
@@ -112,9 +113,9 @@ class Committer:
             self._room.set()
             told = self._current(steps)
             await self._mend()
-            for (delivery, _), outcome in zip(told, await self._commit(told, self._held.take()), strict=True):
+            for (delivery, entry), outcome in zip(told, await self._commit(told, self._held.take()), strict=True):
                 if outcome is not None:
-                    self._settled(delivery, outcome)
+                    self._settled(delivery, entry, outcome)
             for step in steps:
                 self.unsettled -= len(step)
                 self._steps.task_done()
@@ -124,8 +125,8 @@ class Committer:
         kept: list[Told] = []
         for step in steps:
             self._taken += 1
-            kept += [each for each in step if self._taken > self._taken_back.get(each[0].request_id, 0)]
-        self._taken_back = {i: last for i, last in self._taken_back.items() if last > self._taken}
+            kept += [each for each in step if self._taken > self._taken_back.get(job_of(each), 0)]
+        self._taken_back = {job: last for job, last in self._taken_back.items() if last > self._taken}
         return kept
 
     async def _mend(self) -> None:
@@ -153,17 +154,18 @@ class Committer:
         there, or at another worker, for which these deliveries are nothing: None. One that has lost something too often
         is ended. The others are committed again, for their outcomes.
         """
-        lost: dict[str, Commit | None] = {}
+        lost: dict[tuple[str, str], Commit | None] = {}
         while True:
-            kept = [each for each in told if each[0].request_id not in lost]
+            kept = [each for each in told if job_of(each) not in lost]
             deliveries, entries = [each for each, _ in kept], [entry for _, entry in kept]
             try:
                 committed = await self._jobs.commit(self._worker, self._incarnation, deliveries, change, entries)
             except CommitGap as gap:
                 logger.error("%s", gap)
                 for request_id, known in gap.expected.items():
-                    attempt = max(each.attempt for each in deliveries if each.request_id == request_id)
-                    lost[request_id] = await self._lost(request_id, attempt, known)
+                    # Of several jobs with this id Redis has the last; all else is refused.
+                    last = [each for each in kept if each[0].request_id == request_id][-1]
+                    lost[job_of(last)] = await self._lost(last, known)
             except KvError as error:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
@@ -173,12 +175,13 @@ class Committer:
                 if time.monotonic() >= self._mend_due:
                     self.publish()
                 outcomes = iter(committed.outcomes)
-                return [lost[d.request_id] if d.request_id in lost else next(outcomes) for d, _ in told]
+                return [lost[job_of(each)] if job_of(each) in lost else next(outcomes) for each in told]
 
-    async def _lost(self, request_id: str, attempt: int, known: Mapping[int, int]) -> Commit | None:
-        outcome = self._roll_back(request_id, attempt, known)
+    async def _lost(self, told: Told, known: Mapping[int, int]) -> Commit | None:
+        request_id, attempt = told[0].request_id, told[0].attempt
+        outcome = self._roll_back(request_id, attempt, told[1], known)
         if outcome is RolledBack.GOES_ON:
-            self._taken_back[request_id] = self._put
+            self._taken_back[job_of(told)] = self._put
         if outcome is not RolledBack.TOO_OFTEN:
             return None
         while True:
@@ -198,3 +201,8 @@ class Committer:
             error="the broker lost a part of this job's output",
             expect_attempt=attempt,
         )
+
+
+def job_of(told: Told) -> tuple[str, str]:
+    """The job of a delivery, by id and entry: ids may be submitted anew."""
+    return told[0].request_id, told[1]

@@ -4,6 +4,7 @@
 
     WorkerError
     ├── LeaseLostError      another process took this worker's id
+    ├── StoppedError        told to stop before it had begun
     └── StuckError          a step that hangs, or a drain that does not end
 """
 
@@ -16,6 +17,10 @@ class WorkerError(RuntimeError):
 
 class LeaseLostError(WorkerError):
     """Another process took this worker's id: nothing that this one writes would be accepted."""
+
+
+class StoppedError(WorkerError):
+    """The worker was told to stop while it loaded its model, which nothing ends but leaving."""
 
 
 class StuckError(WorkerError):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.v1 import inference_pb2, job_pb2
-from worker.params import SamplingParams, StopParams
-from worker.sequence import Finish, Request
+from worker.requests import request_of
+from worker.sequence import Finish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvstore.jobs import Claim
     from worker.past import Past
     from worker.sampling.draw import TokenLogprobs
+    from worker.sequence import Request
     from worker.step import Output
 
 _FINISH: dict[Finish, inference_pb2.FinishReason] = {
@@ -59,6 +60,10 @@ class Running:
     rollbacks: int = 0
     """How often the job was begun again from its log."""
 
+    def is_of(self, attempt: int, entry: str) -> bool:
+        """Whether it was claimed as this attempt, by this entry: ids may be submitted anew, attempts counted anew."""
+        return (self.claim.attempt, self.claim.entry_id) == (attempt, entry)
+
     def go_on(self, past: Past) -> None:
         """The log was read: from there the job goes on."""
         choices = range(len(self.next_index))
@@ -96,12 +101,14 @@ class Journal:
         )
         return request
 
-    def roll_back(self, request_id: str, attempt: int, known: Mapping[int, int], since: int) -> Running | None:
+    def roll_back(
+        self, request_id: str, attempt: int, entry: str, known: Mapping[int, int], since: int
+    ) -> Running | None:
         """Takes a job back whose output Redis has lost a part of, and knows so many tokens of some choices: what runs
-        of it is not its any more. None when it is not this attempt's, or was taken back too often already."""
+        of it is not its any more. None when it is not this claim's, or was taken back too often already."""
         for jobs in (self.running, self.ending):
             job = jobs.get(request_id)
-            if job is not None and job.claim.attempt == attempt and job.rollbacks < MAX_ROLLBACKS:
+            if job is not None and job.is_of(attempt, entry) and job.rollbacks < MAX_ROLLBACKS:
                 del jobs[request_id]
                 left = [known.get(choice, count) for choice, count in enumerate(job.next_index)]
                 choices = {*range(len(left))}
@@ -120,7 +127,7 @@ class Journal:
         """Whether this very claim was taken already: it is repeated, after a lost reply or because the broker had lost
         it. The job is known by the later one from then on: what was found out about the earlier is of that one only."""
         job = self.running.get(claim.job.request_id) or self.ending.get(claim.job.request_id)
-        if job is None or (job.claim.entry_id, job.claim.attempt) != (claim.entry_id, claim.attempt):
+        if job is None or not job.is_of(claim.attempt, claim.entry_id):
             return False
         job.claim = claim
         return True
@@ -130,16 +137,17 @@ class Journal:
         job = self.running.get(request_id) or self.ending.get(request_id)
         return "" if job is None else job.claim.entry_id
 
-    def settle(self, delivery: job_pb2.Delivery) -> bool:
-        """Redis has answered for a delivery, one way or another. Whether that was the last of its job."""
+    def settle(self, delivery: job_pb2.Delivery, entry: str) -> bool:
+        """Redis has answered for a delivery, one way or another, of the job that was claimed by this entry: its id may
+        be another's by now, with the same attempt. Whether that was the last of its job."""
         if not delivery.chunk.finish:
             return False
         jobs = (self.running.get(delivery.request_id), self.ending.get(delivery.request_id))
         for job in jobs:
-            if job is not None and job.claim.attempt == delivery.attempt:
+            if job is not None and job.is_of(delivery.attempt, entry):
                 job.unsettled.discard(delivery.chunk.choice)
         ended = jobs[1]
-        if ended is None or ended.unsettled:
+        if ended is None or ended.unsettled or not ended.is_of(delivery.attempt, entry):
             return False
         del self.ending[delivery.request_id]
         return True
@@ -263,37 +271,4 @@ def _usage(job: Running) -> inference_pb2.Usage:
         cached_tokens=job.cached_tokens,
         completion_tokens=sum(job.next_index),
         attempts=job.claim.attempt,
-    )
-
-
-def request_of(job: job_pb2.Job) -> Request:
-    """A job as the engine takes it. The gateway has resolved every optional field."""
-    sampling, stopping = job.sampling, job.stopping
-    return Request(
-        request_id=job.request_id,
-        prompt=tuple(job.prompt_token_ids),
-        sampling=SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        ),
-        stopping=StopParams(
-            max_tokens=stopping.max_tokens,
-            min_tokens=stopping.min_tokens,
-            stop=tuple(stopping.stop),
-            stop_token_ids=tuple(stopping.stop_token_ids),
-            ignore_eos=stopping.ignore_eos,
-            include_stop=stopping.include_stop,
-        ),
-        salt=job.cache_salt,
-        n=max(job.n, 1),
-        priority=job.priority,
-        logprobs=job.logprobs if job.HasField("logprobs") else None,
-        prompt_logprobs=job.prompt_logprobs if job.HasField("prompt_logprobs") else None,
     )

@@ -27,6 +27,11 @@ class Leaving:
         self._until = now + self._grace_s
         return True
 
+    def hurry(self, now: float) -> None:
+        """What begun is over now, without the rest of the grace time."""
+        if self._until is not None:
+            self._until = min(self._until, now)
+
     def time_is_up(self, now: float) -> bool:
         """Whether what still runs is left to others."""
         return self._until is not None and now >= self._until

@@ -30,7 +30,7 @@ from worker.journal import Journal
 from worker.leaving import Leaving
 from worker.rates import Measured, Rates
 from worker.stealing import Stealing
-from worker.stepper import Stepper
+from worker.stepper import Stepper, until_back
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -100,14 +100,16 @@ class WorkerLoop:
         """What the engine's thread has told and nobody has taken yet."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
-    def drain(self) -> None:
-        """Reads no more jobs, ends what is here within the grace time, then `run` returns. What has not ended by then
-        is left as it is, and goes on elsewhere."""
+    def drain(self, *, at_once: bool = False) -> None:
+        """Reads no more jobs, ends what is here within the grace time, or ``at_once``, then `run` returns. What has not
+        ended by then is left as it is, and goes on elsewhere."""
         if self._leaving.begin(time.monotonic()):
             logger.info("draining: %d running", len(self._journal.running))
             self._heartbeat.drain()
             self._intake.stop()
-            self._intake.news.set()
+        if at_once:
+            self._leaving.hurry(time.monotonic())
+        self._intake.news.set()
 
     async def run(self) -> None:
         """Serves until drained. Raises StuckError, LeaseLostError, or what broke a part that can't do without it."""
@@ -153,7 +155,8 @@ class WorkerLoop:
                 await self._pages.forget()
                 if drained:
                     await self._pages.save(self._thread)
-            self._thread.shutdown(wait=False)
+            await until_back(self._thread)
+            self._thread.shutdown()
 
     async def _steps(self) -> None:
         """The engine's thread. Raises what the engine raises."""
@@ -284,8 +287,8 @@ class WorkerLoop:
         await self._committer.put(deliveries)
         self._intake.update_room()
 
-    def _settled(self, delivery: job_pb2.Delivery, outcome: Commit) -> None:
-        last = self._journal.settle(delivery)
+    def _settled(self, delivery: job_pb2.Delivery, entry: str, outcome: Commit) -> None:
+        last = self._journal.settle(delivery, entry)
         if outcome is Commit.FENCED:
             self._metrics.fenced.inc()
             self._intake.drop(delivery.request_id, delivery.attempt)

@@ -11,17 +11,19 @@ request from those of an earlier one with the same id.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from worker.engine import NOTHING_SAID
+from worker.errors import StuckError
 from worker.params import AdmissionError, ReplayError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from kvstore.page import PageName
     from worker.engine import Engine
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 2
 """Steps whose results the event loop has not taken, at most. The next one begins while it takes the last one's."""
+
+END_S: Final = 5.0
+"""When a worker ends, a step that is under way has come back by then, or it never will."""
 
 
 class Addition(NamedTuple):
@@ -197,6 +202,19 @@ class Stepper:
             count = paging.adopt(adoption.names, adoption.payloads, evict=adoption.evict)
         with suppress(RuntimeError):  # as above
             loop.call_soon_threadsafe(adoption.taken, count)
+
+
+async def until_back(thread: Executor) -> None:
+    """Until the engine's thread, which gets nothing more to do, has done what is under way.
+
+    Raises StuckError when that takes longer than END_S: a process that ends waits for its threads, and for this one
+    maybe for ever.
+    """
+    try:
+        async with asyncio.timeout(END_S):
+            await asyncio.get_running_loop().run_in_executor(thread, lambda: None)
+    except TimeoutError:
+        raise StuckError(f"a step has not come back in the {END_S:g} s of a worker's end") from None
 
 
 def _adds(what: Change, request_id: str) -> bool:

@@ -95,16 +95,19 @@ class Line:
         self.claimed_by: dict[str, str] = {}
         """Entries of jobs that run."""
         self.lost: list[tuple[str, int, Mapping[int, int]]] = []
+        self.lost_of: list[str] = []
+        """The entries of those jobs."""
         self.committer = Committer(
             *(self.jobs, self.index, self.held, "w0", "incarnation", self._settled, self._roll_back),
             lambda request_id: self.claimed_by.get(request_id, ""),
         )
 
-    def _settled(self, delivery: job_pb2.Delivery, outcome: Commit) -> None:
+    def _settled(self, delivery: job_pb2.Delivery, _: str, outcome: Commit) -> None:
         self.outcomes.append((f"{delivery.request_id}{delivery.chunk.start}", outcome))
 
-    def _roll_back(self, request_id: str, attempt: int, known: Mapping[int, int]) -> RolledBack:
+    def _roll_back(self, request_id: str, attempt: int, entry: str, known: Mapping[int, int]) -> RolledBack:
         self.lost.append((request_id, attempt, known))
+        self.lost_of.append(entry)
         return self.becomes.get(request_id, RolledBack.TOO_OFTEN)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from worker.sequence import Request
     from worker.stepper import Stepper
 
+ENTRY = "1-0"
+
 
 class ScriptedStepper:
     """Notes what it is told."""
@@ -117,7 +119,7 @@ class World:
         job = job_pb2.Job(request_id=request_id, prompt_token_ids=range(tokens), n=max(len(past), 1))
         if prompt_logprobs is not None:
             job.prompt_logprobs = prompt_logprobs
-        self.arrivals.take(Claim(job, attempt, None, 0, "g", f"{attempt}-0", past, frozenset(ended)), now=0.0)
+        self.arrivals.take(Claim(job, attempt, None, 0, "g", ENTRY, past, frozenset(ended)), now=0.0)
 
     def log(self, request_id: str, *choices: Sequence[int]) -> None:
         """A log in which each choice has said these tokens, one by one."""

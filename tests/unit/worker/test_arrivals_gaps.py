@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachable
 from octavo.v1 import job_pb2
-from tests.unit.worker.test_arrivals import World
+from tests.unit.worker.test_arrivals import ENTRY, World
 from worker import arrivals
 from worker.arrivals import NOT_YET, READERS
 from worker.journal import MAX_ROLLBACKS
@@ -65,7 +65,7 @@ async def test_a_job_with_a_gap_goes_on_from_what_is_left() -> None:
     job = world.journal.running["a"]
     job.next_index = [5, 4]
     world.log("a", [7, 8], [9])
-    assert world.arrivals.roll_back("a", 1, {0: 2}) is RolledBack.GOES_ON
+    assert world.arrivals.roll_back("a", 1, ENTRY, {0: 2}) is RolledBack.GOES_ON
     assert world.journal.running["a"].since == NOT_YET
     await world.prepared()
     assert world.stepper.told == ["add a", "abort a", "add a after {0: (7, 8), 1: (9,)}, []"]
@@ -78,9 +78,9 @@ async def test_a_second_gap_takes_the_place_of_the_first() -> None:
     world.take("a", 3)
     world.log("a", [7])
     world.readable.clear()
-    assert world.arrivals.roll_back("a", 1, {0: 1}) is RolledBack.GOES_ON
+    assert world.arrivals.roll_back("a", 1, ENTRY, {0: 1}) is RolledBack.GOES_ON
     await asyncio.sleep(0)
-    assert world.arrivals.roll_back("a", 1, {0: 0}) is RolledBack.GOES_ON
+    assert world.arrivals.roll_back("a", 1, ENTRY, {0: 0}) is RolledBack.GOES_ON
     world.log("a", [])
     world.readable.set()
     await world.prepared()
@@ -89,14 +89,15 @@ async def test_a_second_gap_takes_the_place_of_the_first() -> None:
 
 async def test_who_is_not_ours_or_was_rolled_back_too_often_is_not() -> None:
     world = World(pages=False)
-    assert world.arrivals.roll_back("a", 1, {0: 0}) is RolledBack.NOT_OURS
+    assert world.arrivals.roll_back("a", 1, ENTRY, {0: 0}) is RolledBack.NOT_OURS
     world.take("a", 3)
     world.log("a", [])
-    assert world.arrivals.roll_back("a", 2, {0: 0}) is RolledBack.NOT_OURS
-    rolled = [world.arrivals.roll_back("a", 1, {0: 0}) for _ in range(MAX_ROLLBACKS + 1)]
+    assert world.arrivals.roll_back("a", 2, ENTRY, {0: 0}) is RolledBack.NOT_OURS
+    assert world.arrivals.roll_back("a", 1, "0-1", {0: 0}) is RolledBack.NOT_OURS  # submitted anew meanwhile
+    rolled = [world.arrivals.roll_back("a", 1, ENTRY, {0: 0}) for _ in range(MAX_ROLLBACKS + 1)]
     assert rolled == [RolledBack.GOES_ON] * MAX_ROLLBACKS + [RolledBack.TOO_OFTEN]
     await world.prepared()
-    assert world.given_again == 2
+    assert world.given_again == 3
 
 
 async def test_a_job_that_is_ending_may_have_been_rolled_back_too_often() -> None:
@@ -104,7 +105,7 @@ async def test_a_job_that_is_ending_may_have_been_rolled_back_too_often() -> Non
     world.take("a", 3)
     world.journal.running["a"].rollbacks = MAX_ROLLBACKS
     world.journal.fail("a", job_pb2.FAILURE_DEADLINE, "late")
-    assert world.arrivals.roll_back("a", 1, {0: 0}) is RolledBack.TOO_OFTEN
+    assert world.arrivals.roll_back("a", 1, ENTRY, {0: 0}) is RolledBack.TOO_OFTEN
     assert world.given_again == 0
 
 
@@ -112,6 +113,6 @@ async def test_a_job_that_was_left_to_others_is_not_ours() -> None:
     world = World(pages=False)
     world.take("a", 3)
     world.journal.drop("a")
-    assert world.arrivals.roll_back("a", 1, {0: 0}) is RolledBack.NOT_OURS
+    assert world.arrivals.roll_back("a", 1, ENTRY, {0: 0}) is RolledBack.NOT_OURS
     assert world.journal.running == {}
     assert world.stepper.told == ["add a"]

@@ -143,3 +143,22 @@ async def test_what_is_told_carries_the_entry_of_its_job_as_it_was_then(line: Li
     await line.committer.flushed()
     assert line.jobs.commits == [["a0", "b0"], ["a0"], ["a1", "a0", "b1"]]
     assert line.jobs.entries == [["1-0", "2-0"], ["1-0"], ["1-0", "3-0", ""]]
+
+
+async def test_a_gap_is_of_the_job_that_has_the_id_now(line: Line) -> None:
+    """What was said of the one before it, whatever its attempt was, is refused, and told so."""
+    line.jobs.script = [BrokerUnreachable("away"), CommitGap({"a": {0: 0}}), Commit.FENCED]
+    line.becomes["a"] = RolledBack.GOES_ON
+    line.claimed_by["a"] = "1-0"
+    line.jobs.gate.clear()
+    old = delivery("a", 7)
+    old.attempt = 3
+    await line.committer.put([old])
+    line.claimed_by["a"] = "2-0"
+    await line.committer.put([delivery("a", 1)])
+    line.jobs.gate.set()
+    await line.committer.flushed()
+    assert line.lost == [("a", 1, {0: 0})]
+    assert line.lost_of == ["2-0"]
+    assert line.jobs.commits[-1] == ["a7"]
+    assert line.outcomes == [("a7", Commit.FENCED)]

@@ -9,8 +9,9 @@ import pytest
 
 from kvstore.jobs import Claim
 from octavo.v1 import inference_pb2, job_pb2
-from worker.journal import Journal, request_of
+from worker.journal import Journal
 from worker.params import SamplingParams, StopParams
+from worker.requests import request_of
 from worker.sampling.draw import TokenLogprobs
 from worker.sequence import Finish, Request
 from worker.step import Output
@@ -239,7 +240,7 @@ def test_a_job_whose_end_is_not_committed_yet_is_not_taken_again() -> None:
     assert last is not None
     assert journal.running == {}
     assert journal.holds(make_claim())
-    assert journal.settle(last)
+    assert journal.settle(last, "1-0")
     assert not journal.holds(make_claim())
 
 

@@ -52,14 +52,29 @@ def test_a_job_is_kept_until_redis_has_taken_the_end_of_every_choice() -> None:
         assert end is not None
         ends.append(end)
         if choice == 0:  # taken while the others go on
-            assert not journal.settle(end)
+            assert not journal.settle(end, "1-0")
     assert journal.holds(make_claim(n=3))
-    assert not journal.settle(ends[1])
-    assert not journal.settle(ends[1])
+    assert not journal.settle(ends[1], "1-0")
+    assert not journal.settle(ends[1], "1-0")
     assert journal.holds(make_claim(n=3))
-    assert journal.settle(ends[2])
+    assert journal.settle(ends[2], "1-0")
     assert not journal.holds(make_claim(n=3))
-    assert not journal.settle(ends[2])
+    assert not journal.settle(ends[2], "1-0")
+
+
+def test_the_end_of_a_lost_job_settles_nothing_of_the_one_that_has_its_id_now() -> None:
+    """Redis came back empty and was given the job once more: both are first attempts."""
+    journal = Journal("w0")
+    journal.open(make_claim(), now=0.0)
+    old = journal.record(make_output(finish=Finish.STOP), now=1.0)
+    journal.open(make_claim(entry="2-0"), now=2.0)
+    new = journal.record(make_output(finish=Finish.STOP), now=3.0)
+    assert old is not None
+    assert new is not None
+    assert not journal.settle(old, "1-0")
+    assert journal.holds(make_claim(entry="2-0"))
+    assert journal.roll_back("r1", 1, "1-0", {0: 0}, since=0) is None
+    assert journal.settle(new, "2-0")
 
 
 def test_the_end_of_another_attempt_settles_nothing() -> None:
@@ -70,6 +85,6 @@ def test_the_end_of_another_attempt_settles_nothing() -> None:
     new = journal.record(make_output(finish=Finish.STOP), now=3.0)
     assert old is not None
     assert new is not None
-    assert not journal.settle(old)
+    assert not journal.settle(old, "1-0")
     assert journal.holds(make_claim(attempt=2))
-    assert journal.settle(new)
+    assert journal.settle(new, "1-0")

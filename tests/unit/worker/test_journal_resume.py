@@ -33,7 +33,7 @@ def test_a_later_attempt_counts_on_and_tells_no_route() -> None:
     ]
     assert journal.running == {}
     assert ends[1] is not None
-    assert [journal.settle(one) for one in ends if one is not None] == [False, True]
+    assert [journal.settle(one, "1-0") for one in ends if one is not None] == [False, True]
 
 
 def test_a_later_attempt_at_which_nothing_was_said_begins() -> None:
@@ -55,7 +55,7 @@ def test_a_job_that_is_rolled_back_is_counted_from_its_log(ending: bool) -> None
             finish = Finish.LENGTH if ending and start == 3 else None
             journal.record(make_output(choice=choice, start=start, finish=finish), now=1.0)
     assert ("r1" in journal.ending) is ending
-    job = journal.roll_back("r1", 1, {0: 2}, since=9)
+    job = journal.roll_back("r1", 1, "1-0", {0: 2}, since=9)
     assert job is not None
     assert (journal.running, journal.ending) == ({"r1": job}, {})
     assert (job.next_index, job.open, job.unsettled, job.rollbacks) == ([2, 4], {0, 1}, {0, 1}, 1)
@@ -65,14 +65,14 @@ def test_a_job_that_is_rolled_back_is_counted_from_its_log(ending: bool) -> None
     last = journal.record(make_output(start=2, finish=Finish.STOP), now=1.0, seen=9)
     assert last is not None
     assert last.usage.completion_tokens == 6
-    assert journal.settle(last)
+    assert journal.settle(last, "1-0")
 
 
 def test_a_job_that_lost_its_first_delivery_tells_its_route_again() -> None:
     journal = Journal("w0")
     journal.open(make_claim(), now=0.0)
     journal.record(make_output(), now=1.0)
-    job = journal.roll_back("r1", 1, {0: 0}, since=0)
+    job = journal.roll_back("r1", 1, "1-0", {0: 0}, since=0)
     assert job is not None
     job.go_on(Past({0: ()}, frozenset()))
     delivery = journal.record(make_output(), now=2.0)
@@ -82,10 +82,10 @@ def test_a_job_that_lost_its_first_delivery_tells_its_route_again() -> None:
 
 def test_only_this_attempt_is_rolled_back_and_not_for_ever() -> None:
     journal = Journal("w0")
-    assert journal.roll_back("r1", 1, {}, since=0) is None
+    assert journal.roll_back("r1", 1, "1-0", {}, since=0) is None
     journal.open(make_claim(attempt=2), now=0.0)
-    assert journal.roll_back("r1", 1, {0: 0}, since=0) is None
-    rolled = [journal.roll_back("r1", 2, {0: 0}, since=0) for _ in range(4)]
+    assert journal.roll_back("r1", 1, "1-0", {0: 0}, since=0) is None
+    rolled = [journal.roll_back("r1", 2, "1-0", {0: 0}, since=0) for _ in range(4)]
     assert [job is not None for job in rolled] == [True, True, True, False]
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from worker.__main__ import command
+from kvstore.client import BrokerConfig
+from worker import assemble
+from worker.__main__ import command, loaded
+from worker.config import WorkerConfig
+from worker.errors import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,3 +82,22 @@ def test_a_port_that_is_taken(closed_port: int, folder: Path) -> None:
 def test_what_is_no_url_of_a_broker(closed_port: int, folder: Path) -> None:
     told = said(closed_port, "--model", str(folder), redis="nonsense:secret")
     assert told == "not a URL of a broker: redis://, rediss:// or unix://, host, port and database"
+
+
+async def test_who_is_told_to_stop_while_the_model_is_loaded_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(assemble, "build", lambda *_: (begun.set(), goes_on.wait()))
+    config = WorkerConfig(id="w9", broker=BrokerConfig("unused"), model="m", cache_dir=tmp_path)
+    stop = asyncio.Event()
+    loading = asyncio.create_task(loaded(config, "", stop))
+    try:
+        await asyncio.to_thread(begun.wait, 10)
+        assert not loading.done()
+        stop.set()
+        async with asyncio.timeout(5):
+            with pytest.raises(StoppedError, match="told to stop while the model was loaded"):
+                await loading
+    finally:
+        goes_on.set()
