@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import AdmissionError, shown
+from gateway.responses import BY_ITSELF
 from kvstore.limits import (
     MAX_BIAS,
     MAX_BIASES,
@@ -34,6 +35,8 @@ from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from kvstore.jobs import JobRecord
 
 REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
 ROLES: Final = ("system", "user", "assistant", "tool")
@@ -71,11 +74,15 @@ def check_request_id(request_id: str) -> None:
         raise AdmissionError("request_id", shown(request_id), "must be 1 to 128 characters of [A-Za-z0-9._:-]")
 
 
-def check_after(after: Mapping[int, int], choices: int) -> None:
-    """Refuses, with AdmissionError, to go on with choices that a job does not have."""
-    for choice in after:
-        if choice >= choices:
-            raise AdmissionError("after", f"of choice {choice}", f"the job has {choices}, counted from 0")
+def check_after(after: Mapping[int, int], record: JobRecord) -> None:
+    """Refuses, with AdmissionError, to go on with choices that a job does not have, and behind what a whole answer
+    has."""
+    for choice, had in after.items():
+        if choice >= len(record.next):
+            raise AdmissionError("after", f"of choice {choice}", f"the job has {len(record.next)}, counted from 0")
+        if record.ends.get(choice) in BY_ITSELF and had > record.next[choice]:
+            limit = f"must be at most {record.next[choice]}, where that choice has ended"
+            raise AdmissionError("after", f"{had} for choice {choice}", limit)
 
 
 def resolve(

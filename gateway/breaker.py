@@ -2,13 +2,13 @@
 
 ::
 
-    closed --5 failures in a row--> open --10 s--> half-open --its one trial job succeeds--> closed
+    closed --5 failures in a row--> open --10 s--> half-open --its one trial job has a token--> closed
                                       ^                |
                                       +---- it fails --+
 
 A circuit belongs to one life of a worker. That a worker is gone is no failure: its lease says it, to everybody. A trial
 has succeeded with its first token: a long answer does not keep others from a worker that works again. What fails behind
-that opens the circuit at once.
+that opens the circuit at once. Trials are numbered: the end of one that is over already says nothing of the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FAILURES: Final = 5
 """In a row, after which a worker gets no jobs."""
 OPEN_S: Final = 10.0
-"""For so long; then it gets one at a time until one succeeds."""
+"""For so long; then it gets one at a time until one has its first token."""
 MAX_CIRCUITS: Final = 1024
 """Workers whose last job failed. What failed longest ago is forgotten."""
 
@@ -36,8 +36,8 @@ class Circuit:
     failures: int = 0
     """In a row."""
     opened_at: float | None = None
-    trial: bool = False
-    """A job is there that is to tell whether it works again."""
+    trial: int = 0
+    """Number of the job there that is to tell whether it works again; 0: none."""
 
 
 class Breaker:
@@ -46,16 +46,12 @@ class Breaker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._circuits: OrderedDict[str, Circuit] = OrderedDict()
+        self._trials = 0
 
     @property
     def open(self) -> int:
         """Workers that get no jobs now, or one at a time."""
         return sum(each.opened_at is not None for each in tuple(self._circuits.values()))
-
-    @property
-    def known(self) -> int:
-        """Workers whose last job failed."""
-        return len(self._circuits)
 
     def failed(self, incarnation: str) -> None:
         """A job failed there, by the worker's fault as far as anybody can tell."""
@@ -71,11 +67,11 @@ class Breaker:
         """A job ended well there."""
         self._circuits.pop(incarnation, None)
 
-    def began(self, incarnation: str) -> None:
-        """A trial's first token has been committed there: the worker gets jobs again."""
+    def began(self, incarnation: str, trial: int) -> None:
+        """The first token of that trial has been committed there: the worker gets jobs again."""
         circuit = self._circuits.get(incarnation)
-        if circuit is not None and circuit.trial:
-            circuit.failures, circuit.opened_at, circuit.trial = FAILURES - 1, None, False
+        if circuit is not None and trial and circuit.trial == trial:
+            circuit.failures, circuit.opened_at, circuit.trial = FAILURES - 1, None, 0
 
     def keep(self, live: Collection[str]) -> None:
         """Forgets all other lives of workers: they are over."""
@@ -88,18 +84,21 @@ class Breaker:
         reasons = {each: reason for each in able if (reason := self._reason(each, trials=trials))}
         return reasons if len(reasons) < len(able) else {}
 
-    def begin(self, incarnation: str) -> bool:
-        """A job is about to be sent there: whether it is a trial, which must be released when it is over."""
+    def begin(self, incarnation: str) -> int:
+        """A job is about to be sent there: its number if it is a trial, which must be released when it is over; else
+        0."""
         circuit = self._circuits.get(incarnation)
         if circuit is None or circuit.opened_at is None or circuit.trial:
-            return False
-        circuit.trial = True
-        return True
+            return 0
+        self._trials += 1
+        circuit.trial = self._trials
+        return circuit.trial
 
-    def release(self, incarnation: str) -> None:
-        """A trial is over, with whatever outcome."""
-        if (circuit := self._circuits.get(incarnation)) is not None:
-            circuit.trial = False
+    def release(self, incarnation: str, trial: int) -> None:
+        """That trial is over, with whatever outcome. May be repeated."""
+        circuit = self._circuits.get(incarnation)
+        if circuit is not None and circuit.trial == trial:
+            circuit.trial = 0
 
     def _reason(self, incarnation: str, *, trials: bool) -> str:
         """Empty: none."""

@@ -63,8 +63,10 @@ class Sent:
     """Of the worker; empty: not known."""
     promise: Promise | None = None
     """To be given back with ``Dispatch.forget`` once the job has output, or has ended."""
-    trial: bool = False
-    """It is to tell whether the worker works again."""
+    trial: int = 0
+    """The number under which it is to tell whether the worker works again; 0: it is not."""
+    fingerprint: str = ""
+    """Of the model at the worker; empty: not known."""
 
 
 class Dispatch:
@@ -84,7 +86,9 @@ class Dispatch:
         Raises RequestIdTaken, BrokerError.
         """
         found = await self._jobs.attach(request_id, digest=digest, gateway=self._gateway, caller=caller)
-        return Sent(Submitted.ATTACHED, found.worker, found.predicted) if found is not None else None
+        if found is None:
+            return None
+        return Sent(Submitted.ATTACHED, found.worker, found.predicted, fingerprint=found.fingerprint)
 
     async def submit(self, order: Order, served: Served) -> Sent:
         """Submits to the best worker that takes the job.
@@ -126,7 +130,7 @@ class Dispatch:
         """The call is over, however it ended."""
         self.forget(sent)
         if sent.trial:
-            self._placing.breaker.release(sent.incarnation)
+            self._placing.breaker.release(sent.incarnation, sent.trial)
 
     def succeeded(self, model: str, tokens: float, incarnation: str) -> None:
         """An answer of so many tokens has ended by itself or at its limit. `incarnation`: of the worker that gave it;
@@ -137,8 +141,7 @@ class Dispatch:
     def began(self, sent: Sent) -> None:
         """The job has its first token, where it was sent to: forgets what was expected, and ends a worker's trial."""
         self.forget(sent)
-        if sent.trial:
-            self._placing.breaker.began(sent.incarnation)
+        self._placing.breaker.began(sent.incarnation, sent.trial)
 
     def failed(self, incarnation: str) -> None:
         """A job has failed, by the fault of that worker."""
@@ -170,11 +173,15 @@ class Dispatch:
             raise
         finally:
             self._placing.settle(offer, applied=applied, stands=stands)
-        if not stands:
-            return Sent(submitted, offer.target.worker, offer.predicted)
-        order.fingerprint = offer.target.fingerprint
         target = offer.target
-        return Sent(submitted, target.worker, offer.predicted, target.incarnation, offer.promise, offer.trial)
+        if not stands:
+            # It is where another call has sent it. Should it be lost already, its reader will find out.
+            there = await self.attach(order.job.request_id, order.digest, order.caller)
+            return there or Sent(submitted, target.worker, offer.predicted)
+        return Sent(
+            *(submitted, target.worker, offer.predicted, target.incarnation, offer.promise, offer.trial),
+            fingerprint=target.fingerprint,
+        )
 
 
 def able(workers: Sequence[WorkerInfo], order: Order) -> Sequence[WorkerInfo]:

@@ -140,8 +140,11 @@ _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] =
     (kv.BrokerError, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
 )
 
-# The broker's own words may hold its address or a user's name: a client gets ours.
-_BROKER_TROUBLE: Final = "the broker does not answer; try again"
+# The broker's own words may hold its address or a user's name: a client gets ours. The first class that fits.
+_BROKER_WORDS: Final[tuple[tuple[type[kv.BrokerError], str], ...]] = (
+    (kv.BrokerFull, "the broker's memory is full; try again later"),
+    (kv.BrokerError, "the broker does not answer; try again"),
+)
 
 _FAILURES: Final[dict[int, tuple[grpc.StatusCode, int | None]]] = {
     job_pb2.FAILURE_INVALID: (grpc.StatusCode.INVALID_ARGUMENT, None),
@@ -162,15 +165,21 @@ def lookup(error: Exception) -> Status | None:
         return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), error.retry_after_ms)
     for kind, code, retry in _TABLE:
         if isinstance(error, kind):
-            return Status(code, _BROKER_TROUBLE if kind is kv.BrokerError else str(error), retry)
+            return Status(code, told(error), retry)
     return None
+
+
+def told(error: Exception) -> str:
+    """What a client is told of an error that the table knows: its text, but of the broker nothing that names it."""
+    return next((words for kind, words in _BROKER_WORDS if isinstance(error, kind)), str(error))
 
 
 def status_of(error: Exception) -> Status:
     """The status for any exception. Logs, with its traceback, what the table does not know."""
     if (status := lookup(error)) is not None:
-        if isinstance(error, kv.BrokerError):
-            logger.error("a call failed on the broker: %s", error)
+        trouble = error if isinstance(error, kv.BrokerError) else error.__cause__
+        if isinstance(trouble, kv.BrokerError):
+            logger.error("a call failed on the broker: %s", trouble)
         return status
     error_id = secrets.token_hex(4)
     logger.error("internal error %s", error_id, exc_info=error)

@@ -98,6 +98,11 @@ class Models:
                 served = served or any(worker.state == READY for worker in same)
         return served
 
+    @property
+    def lives(self) -> frozenset[str]:
+        """Incarnations of the workers that were alive at the last look."""
+        return frozenset(each.incarnation for each in self._seen)
+
     async def workers(self, served: Served) -> tuple[WorkerInfo, ...]:
         """Who could take the place of the workers of `served`, as of now."""
         same = served.name, served.workers[0].tokenizer

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gateway.dispatch import Sent
-from gateway.ending import Left, end_job
+from gateway.ending import Endings, Left
 from gateway.errors import Draining, JobDiffers, JobFailed, JobGone, JobLost
-from gateway.responses import most_tokens, response_of
+from gateway.responses import BY_ITSELF, most_tokens, response_of
 from gateway.resubmission import Resubmission
 from kvstore.errors import BrokerError
 from kvstore.jobs import Submitted
@@ -37,8 +37,6 @@ DEADLINE_SLACK_S: Final = 0.05
 MAX_RESTARTS: Final = 3
 """How often a job is submitted again that the broker has lost."""
 
-_BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
-
 
 @dataclass(slots=True)
 class Asked:
@@ -59,6 +57,8 @@ class Asked:
     """Nobody waits any more."""
     failed: job_pb2.Delivery | None = None
     """The first choice that ended with ERROR."""
+    ran_by: str = ""
+    """Incarnation that began the job in its present life, where that is known; another one may have gone on with it."""
     watches: bool = False
     """It only looks on: the job stays its own caller's, whoever that is."""
 
@@ -68,7 +68,6 @@ class Asked:
             if self.make is None:
                 raise JobGone("the job is no longer in the broker")
             self.order = await self.make()
-            self.order.fingerprint = self.stream.fingerprint
         return self.order
 
     def offered(self) -> bool:
@@ -89,6 +88,7 @@ class Output:
         self._tasks = tasks
         self._metrics = metrics
         self._resubmission = Resubmission(dispatch, models, relay, tasks)
+        self._endings = Endings(jobs, relay)
 
     async def attached(self, asked: Asked, digest: bytes | None) -> str | None:
         """The outcome of a call whose job may be there; None: it is not. `digest`: None for any payload."""
@@ -108,9 +108,7 @@ class Output:
         sent = await self._dispatch.attach(stream.request_id, digest, stream.caller)
         if sent is not None and asked.make is not None:
             asked.call.model = asked.model  # it was accepted under that name
-            with suppress(BrokerError):  # should the job be lost, a worker of the same kind is to run it
-                record = await self._jobs.get(stream.request_id)
-                stream.fingerprint = record.fingerprint if record is not None else ""
+            stream.fingerprint = sent.fingerprint
         return sent
 
     async def submitted(self, asked: Asked) -> str:
@@ -119,6 +117,7 @@ class Output:
         served = await self._models.find(order.job.model)
         try:
             async with self._sending(asked, self._dispatch.submit(order, served)) as sent:
+                asked.stream.fingerprint = sent.fingerprint
                 asked.call.lap("send")
                 return await self._answer(asked, sent)
         except JobGone:
@@ -158,7 +157,7 @@ class Output:
                     late=deadline_passed(context),
                     returning=isinstance(error, (BrokerError, JobLost)) and not isinstance(error, JobDiffers),
                 )
-                self._tasks.spawn(end_job(self._jobs, self._relay, left), name=f"end {stream.request_id}")
+                self._tasks.spawn(self._endings.end(left), name=f"end {stream.request_id}")
             raise
         finally:
             submission.add_done_callback(self._let_go)  # it may be on its way still
@@ -178,7 +177,8 @@ class Output:
             stream.distrust()
         if not stream.restarts:
             await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
-        ran_by = ""
+        asked.ran_by = ""
+        stream.on_route(lambda route: self._began(asked, sent, route))
         choices = stream.choices if asked.make is None else 0  # who sent the request knows
         while True:
             batch = await stream.next()
@@ -187,25 +187,27 @@ class Output:
             response.choices, choices = choices, 0
             if response.HasField("route"):
                 call.routed(response.route)
-                ran_by = sent.incarnation if response.route.worker == sent.worker else ""
-                if ran_by:
-                    self._dispatch.began(sent)
-                else:
-                    self._dispatch.forget(sent)
             call.output(most_tokens(response.chunks), stream.heard(batch[-1]))
             await context.write(response)
             failed = (each for each in batch if each.chunk.finish == inference_pb2.ERROR)
             asked.failed = asked.failed or next(failed, None)
             if done:
                 finish = batch[-1].chunk.finish
-                self._learn(asked, sent, ran_by, finish)
+                self._learn(asked, sent, finish)
                 if asked.failed is not None:
                     raise JobFailed(asked.failed.failure, asked.failed.chunk.error)
                 return inference_pb2.FinishReason.Name(finish).lower()
 
-    def _learn(self, asked: Asked, sent: Sent, ran_by: str, finish: inference_pb2.FinishReason) -> None:
-        """What the end of a job says of answers, and of the worker that ran it. `ran_by`: the one that began it, where
-        that is known; another one may have gone on with it."""
+    def _began(self, asked: Asked, sent: Sent, route: inference_pb2.Route) -> None:
+        """The job has its first token since it was sent, with this route: it need not be new to its reader."""
+        if (route.worker or sent.worker) == sent.worker:
+            asked.ran_by = sent.incarnation
+            self._dispatch.began(sent)
+        else:
+            self._dispatch.forget(sent)
+
+    def _learn(self, asked: Asked, sent: Sent, finish: inference_pb2.FinishReason) -> None:
+        """What the end of a job says of answers, and of the worker that ran it."""
         stream = asked.stream
         if sent.submitted is not Submitted.ACCEPTED:
             return  # somebody else's, who learns from it
@@ -213,8 +215,8 @@ class Output:
             if asked.failed.failure == job_pb2.FAILURE_INTERNAL:
                 # Beside the call: its caller has waited for all that there is.
                 self._tasks.spawn(self._blame(stream.request_id, sent), name=f"blame for {stream.request_id}")
-        elif finish in _BY_ITSELF:
-            alone = ran_by if stream.usage.attempts == stream.restarts + 1 else ""
+        elif finish in BY_ITSELF:
+            alone = asked.ran_by if stream.usage.attempts == stream.restarts + 1 else ""
             self._dispatch.succeeded(asked.call.model, stream.usage.completion_tokens / stream.choices, alone)
 
     async def _blame(self, request_id: str, sent: Sent) -> None:

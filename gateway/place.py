@@ -17,9 +17,10 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.errors import JobDiffers, JobLost
+from gateway.responses import BY_ITSELF
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 Delivery = job_pb2.Delivery
-
-_BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
 
 
 class Offer(Enum):
@@ -65,6 +64,8 @@ class Place:
         self._open = set(range(choices))
         self._begun = any(self.next)
         """The reader has the route."""
+        self.route: inference_pb2.Route | None = None
+        """Of the job's present life, once its first delivery was seen, whether or not its reader has it already."""
         self._capacity = capacity
         self._buffer: deque[Delivery] = deque()
 
@@ -91,6 +92,8 @@ class Place:
             # It does not say where it stands, so only the log can tell that nothing is missing before it.
             self.stale = True
             return Offer.LOG
+        if not self.stale:  # else it may be of a life that is over
+            self._note(delivery)
         choice, start = delivery.chunk.choice, delivery.chunk.start
         if choice not in self._open:
             return Offer.SEEN
@@ -123,6 +126,7 @@ class Place:
             if written_outside(delivery):
                 self.outside = delivery
                 break
+            self._note(delivery)
             chunk = delivery.chunk
             if chunk.choice not in self._open:
                 continue
@@ -152,7 +156,7 @@ class Place:
 
     def restart(self) -> None:
         """The job runs again from its first token, and its log begins anew."""
-        self.outside = None
+        self.outside = self.route = None
         self._here = [0] * len(self._here)
         self.stale = not self.ended
 
@@ -166,13 +170,17 @@ class Place:
         """Up to `limit` deliveries, in order. Empty: none are there now."""
         return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
 
+    def _note(self, delivery: Delivery) -> None:
+        if self.route is None and delivery.HasField("route"):
+            self.route = delivery.route
+
     def _agrees(self, delivery: Delivery) -> bool:
         """Whether a delivery has the tokens that its reader has already."""
         chunk = delivery.chunk
         start, told, had = chunk.start, self._told[chunk.choice], self.next[chunk.choice]
         end = start + len(chunk.token_ids)
         # By itself an answer ends where it ended; from outside, it may be ended before it has got there again.
-        if end < had and chunk.finish in _BY_ITSELF:
+        if end < had and chunk.finish in BY_ITSELF:
             return False
         base = had - len(told)
         first, last = max(start, base), min(end, had)

@@ -62,7 +62,7 @@ class Booking:
     index: Index
     charge: Charge
     promise: Promise
-    trial: bool
+    trial: int
 
 
 class Placing:
@@ -125,7 +125,7 @@ class Placing:
         if not stands:
             self._promises.forget(booking.promise)
             if booking.trial:
-                self.breaker.release(booking.target.incarnation)
+                self.breaker.release(booking.target.incarnation, booking.trial)
 
     def forget(self, promise: Promise) -> None:
         """The job has output, or has ended: its worker's blocks are in the index, if anywhere. May be repeated."""
@@ -172,7 +172,7 @@ class Placing:
             *(decision, target, predicted, index),
             self.pending.charge(target.incarnation, load),
             self._promises.make(target.incarnation, need.hashes.of(chosen)),
-            self.breaker.begin(target.incarnation) if need.trials else False,
+            self.breaker.begin(target.incarnation) if need.trials else 0,
         )
 
     def _promised(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, int]:

@@ -44,11 +44,9 @@ class Rehoming:
         BrokerUnreachable, BrokerAuth, and of what is not about one job BrokerError."""
         until = time.monotonic() + ROUND_S
         orphans = await self._jobs.orphans()
-        breaker = self._placing.breaker
-        if not orphans and not breaker.known:
+        if not orphans:
             return
         live = await self._registry.workers()
-        breaker.keep({each.incarnation for each in live})
         # What one job of this round brings to a worker counts for the next ones, until they are all placed.
         promises: list[Promise] = []
         taken: set[str] = set()

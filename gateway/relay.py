@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.place import Delivery, Offer
@@ -33,10 +34,21 @@ class Relay:
         self._bell = Doorbell(broker)
         self._streams: dict[str, list[Stream]] = {}
         self._task: asyncio.Task[None] | None = None
-        self.closed = False
+        self._closing = asyncio.Event()
         self.malformed = 0
         """Well-formed messages that no worker may have written. Those that do not parse: ``Broker.malformed``."""
         self.refills = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether all streams are to end, because the gateway stops."""
+        return self._closing.is_set()
+
+    async def pause(self, seconds: float) -> None:
+        """Waits for so long, but not beyond ``close``: what is told to a caller then must not come too late."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
 
     async def start(self) -> None:
         """Subscribes, then listens in a task of its own. Raises BrokerError."""
@@ -45,7 +57,7 @@ class Relay:
 
     async def close(self) -> None:
         """Ends every stream that is still open with Draining, and the subscription. Idempotent."""
-        self.closed = True
+        self._closing.set()
         self._wake_all()
         if self._task is not None:
             self._task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from octavo.v1 import inference_pb2
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from gateway.dispatch import Sent
     from octavo.v1 import job_pb2
+
+
+BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
+"""How an answer ends that is whole."""
 
 
 def digest_of(request: inference_pb2.GenerateRequest) -> bytes:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import Draining, JobLost, NoWorker, Overloaded
+from gateway.errors import Draining, JobLost, NoWorker, Overloaded, told
+from gateway.pauses import pauses
 from gateway.stream import CALL_AGAIN
 from kvstore.errors import BrokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gateway.dispatch import Dispatch, Sent
     from gateway.models import Models, Served
     from gateway.output import Asked
@@ -24,8 +22,6 @@ PATIENCE_S: Final = 30.0
 """How long it is tried: workers come back to a broker that lost everything with their next heartbeat."""
 SAME_KIND_S: Final = 10.0
 """How long a job with output waits for a worker of the kind that gave it: another one may go on with other bits."""
-PAUSE_S: Final = (0.1, 2.0)
-"""Between two tries: the first pause and the longest. Each is drawn from half of it to all of it."""
 LOOK_S: Final = 0.25
 """All who wait share a look at the fleet for so long."""
 
@@ -42,12 +38,16 @@ class Resubmission:
         """Raises what can't be helped by waiting, JobLost after PATIENCE_S, Draining when the gateway stops."""
         began = time.monotonic()
         unknown: BrokerError | None = None
-        for pause in pauses():
+        stream = asked.stream
+        begun = stream.begun
+        waits = pauses()
+        while True:
             try:
                 order = await asked.ordered()
                 order.accepted = True
-                order.same_kind = asked.stream.begun and time.monotonic() < began + SAME_KIND_S
-                return await self._dispatch.submit(order, await self._looks.find(order.job.model))
+                order.fingerprint = stream.fingerprint
+                order.same_kind = stream.begun and time.monotonic() < began + SAME_KIND_S
+                sent = await self._dispatch.submit(order, await self._looks.find(order.job.model))
             except (NoWorker, Overloaded, BrokerError) as error:
                 if isinstance(error, BrokerError) and asked.offered():
                     unknown = error
@@ -56,9 +56,13 @@ class Resubmission:
                 if self._relay.closed:
                     raise Draining(f"the gateway is stopping; {CALL_AGAIN}") from error
                 if time.monotonic() > began + PATIENCE_S:
-                    raise JobLost(f"the broker has lost the job, and it can't be submitted again: {error}") from error
-            await asyncio.sleep(pause)
-        raise AssertionError("there is no last pause")
+                    lost = "the broker has lost the job, and it can't be submitted again"
+                    raise JobLost(f"{lost}: {told(error)}") from error
+            else:
+                if not begun:  # what its reader has is of another kind still
+                    stream.fingerprint = sent.fingerprint
+                return sent
+            await self._relay.pause(next(waits))
 
 
 class Looks:
@@ -78,14 +82,6 @@ class Looks:
             look.add_done_callback(_seen)  # those who wanted it may have left
             self._last[name] = now, look
         return await asyncio.shield(self._last[name][1])
-
-
-def pauses() -> Iterator[float]:
-    """Seconds between tries, without an end."""
-    pause, longest = PAUSE_S
-    while True:
-        yield pause * random.uniform(0.5, 1)
-        pause = min(2 * pause, longest)
 
 
 def _seen(look: asyncio.Task[Served]) -> None:

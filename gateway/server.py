@@ -175,13 +175,15 @@ class Gateway:
         # The lease stands before the first job can name this gateway.
         await registry.renew_gateway(incarnation)
         await relay.start()
-        self._start_loops(registry, jobs, models, Rehoming(jobs, registry, placing))
+        self._start_loops(registry, jobs, models, placing)
 
-    def _start_loops(self, registry: Registry, jobs: Jobs, models: Models, rehoming: Rehoming) -> None:
+    def _start_loops(self, registry: Registry, jobs: Jobs, models: Models, placing: Placing) -> None:
         lease = Lease(registry, self.incarnation, self._health.lease)
+        rehoming = Rehoming(jobs, registry, placing)
 
         async def look() -> None:
             await self._health.models(await models.refresh())
+            placing.breaker.keep(models.lives)
 
         self._stack.push_async_callback(self._loops.cancel)
         for interval_s, action, what in (

@@ -155,7 +155,7 @@ class InferenceService:
         record = await self._jobs.get(request.request_id)
         if record is None:
             raise JobNotFound(request.request_id)
-        admission.check_after(request.after, len(record.next))
+        admission.check_after(request.after, record)
         with self._relay.open(request.request_id, len(record.next), request.after) as stream:
             # Nobody's leaving ends a detached one, so it may as well be read as fast as can be.
             watches = request.watch and not record.detached

@@ -75,6 +75,7 @@ class Stream:
         meanwhile: to set it anew for every token costs more than to wake once a second in vain."""
         self._log_id = b"0"
         self._trouble_since: float | None = None
+        self._on_route: Callable[[inference_pb2.Route], None] | None = None
 
     def __enter__(self) -> Self:
         self._relay.add(self)
@@ -119,6 +120,7 @@ class Stream:
     def offer(self, delivery: Delivery) -> Offer:
         """A delivery from the doorbell."""
         outcome = self._place.offer(delivery)
+        self._tell_route()
         if outcome is Offer.TAKEN:
             self._heard[delivery.chunk.choice] = time.monotonic()
         if outcome in (Offer.TAKEN, Offer.LOG):
@@ -138,10 +140,17 @@ class Stream:
         """The broker has lost the job, and it runs again from its first token under the same id: what of its output is
         had already is left out."""
         self._place.restart()
+        self._on_route = None
         self._log_id = b"0"
         self._heard = [time.monotonic()] * len(self._heard)
         self.restarts += 1
         self._wake.set()
+
+    def on_route(self, tell: Callable[[inference_pb2.Route], None]) -> None:
+        """`tell` gets the route of the job's present life, once, as soon as its first delivery has come; now, if it
+        has."""
+        self._on_route = tell
+        self._tell_route()
 
     def wake(self) -> None:
         """Lets a waiting reader look around."""
@@ -191,7 +200,7 @@ class Stream:
                 raise JobLost(f"the broker does not answer; {CALL_AGAIN}") from error
             # What the log has is unknown, so it stays to be read. The jitter keeps streams from asking in step.
             self._place.stale = True
-            await asyncio.sleep(random.uniform(0.2, 1.0))
+            await self._relay.pause(random.uniform(0.2, 1.0))
         else:
             self._trouble_since = None
             self._heard = [time.monotonic()] * len(self._heard)
@@ -212,6 +221,7 @@ class Stream:
         self._place.stale = False
         entries, self._log_id, more = await token_log.read_page(self._broker, self.request_id, self._log_id)
         self._relay.malformed += self._place.refill(entries)
+        self._tell_route()
         if more:
             self._place.stale = not self._place.ended
         elif self._place.outside is not None:
@@ -220,6 +230,11 @@ class Stream:
             self._place.complete(record.next if record else {}, usage_of(record) if record else inference_pb2.Usage())
         elif not entries:
             await self._record()
+
+    def _tell_route(self) -> None:
+        if self._on_route is not None and self._place.route is not None:
+            tell, self._on_route = self._on_route, None
+            tell(self._place.route)
 
     async def _record(self) -> JobRecord:
         record = await self._jobs.get(self.request_id)

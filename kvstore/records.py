@@ -34,6 +34,8 @@ class Attached:
     """Where the job is."""
     predicted: int
     """Prompt tokens that were expected in that worker's cache."""
+    fingerprint: str
+    """Of the model at that worker; empty: unknown."""
 
 
 class Commit(Enum):

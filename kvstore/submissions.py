@@ -87,10 +87,12 @@ async def attach(broker: Broker, request_id: str, digest: bytes | None, caller: 
         raise RequestIdTaken(request_id)
     if answer == b"unknown":
         return None
-    worker, predicted = details
-    # What is no number was not written by us.
+    worker, predicted, fingerprint = details
     return Attached(
-        Submitted(answer.decode()), worker.decode(errors="replace"), int(predicted) if predicted.isdigit() else 0
+        Submitted(answer.decode()),
+        worker.decode(errors="replace"),
+        int(predicted) if predicted.isdigit() else 0,  # what is no number was not written by us
+        fingerprint.decode(errors="replace"),
     )
 
 

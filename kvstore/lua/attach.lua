@@ -3,7 +3,7 @@
 --
 -- KEYS 1 job
 -- ARGV 1 digest   2 caller (random, one per call of a client)   3 gateway   4 '1': whatever its digest is
--- Returns {'accepted', ...}, {'attached', worker, predicted}, {'taken'} or {'unknown'}.
+-- Returns {'accepted', ...}, {'attached', worker, predicted, fingerprint}, {'taken'} or {'unknown'}.
 --
 -- Races closed: submit.lua was executed, its reply was lost, and the server was full before the retry: without this the
 -- caller would be told "full" about a job that runs. And a job outlives the readiness of its worker, and its log outlives

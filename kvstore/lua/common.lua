@@ -168,7 +168,7 @@ end
 -- Points a job that exists at the call that asks for it, whatever its payload is where `digest` is nil. nil: there is no
 -- such job.
 local function attach(job, digest, caller, gateway)
-  local seen = redis.pcall('HMGET', job, 'digest', 'caller', 'worker', 'predicted')
+  local seen = redis.pcall('HMGET', job, 'digest', 'caller', 'worker', 'predicted', 'fingerprint')
   if seen.err then
     return {'taken'}
   end
@@ -179,7 +179,7 @@ local function attach(job, digest, caller, gateway)
     return {'taken'}
   end
   redis.call('HSET', job, 'gateway', gateway, 'caller', caller)
-  return {seen[2] == caller and 'accepted' or 'attached', seen[3] or '', seen[4] or '0'}
+  return {seen[2] == caller and 'accepted' or 'attached', seen[3] or '', seen[4] or '0', seen[5] or ''}
 end
 
 -- What is committed of each of a job's choices: its next index and its end, one after the other. Of as many choices as a

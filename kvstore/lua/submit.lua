@@ -9,7 +9,7 @@
 --      12 of its prompt, tokens charged as not cached     13 tokens predicted as cached
 --      14 octavo.v1.RouteRecord or ''     15 about how many of them are kept   16 for how long, in ms
 --      17 '1': nobody's leaving ends it, '': the caller's does
--- Returns {'accepted'}, {'attached', worker, predicted}, {'taken'}, {'full', depth} or {'gone', why}.
+-- Returns {'accepted'}, {'attached', worker, predicted, fingerprint}, {'taken'}, {'full', depth} or {'gone', why}.
 --
 -- Races closed: a retry after a lost reply finds its own caller and is told 'accepted' again; two gateways with one
 -- request id get one job; the worker cannot be replaced, or be declared dead and its stream dropped, between the look

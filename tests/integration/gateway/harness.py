@@ -80,6 +80,17 @@ async def ring_elsewhere(worker: ScriptedWorker, claim: Claim, gateway: str) -> 
     await worker.broker.call("HSET", worker.broker.keys.job(claim.job.request_id), "gateway", gateway)
 
 
+async def lose(worker: ScriptedWorker, request_id: str) -> None:
+    """The broker forgets a job and its output; its entry and its charge too, as if it had never come."""
+    keys, record = worker.broker.keys, await worker.jobs.get(request_id)
+    assert record is not None
+    await worker.broker.call(
+        "DEL",
+        *(keys.job(request_id), keys.log(request_id), keys.jobs(record.worker)),
+        keys.load(record.worker, record.worker_incarnation),
+    )
+
+
 async def failed_stream(call: Any) -> tuple[list[GenerateResponse], grpc.StatusCode, str]:
     """All responses of a call that fails, and how."""
     responses = []

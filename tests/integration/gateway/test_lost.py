@@ -20,6 +20,7 @@ from tests.integration.gateway.harness import (
     failure,
     fleet,
     fleet_of_its_own,
+    lose,
     request,
     running_gateway,
     tokens,
@@ -35,17 +36,6 @@ if TYPE_CHECKING:
     from tests.integration.gateway.harness import Client
 
 GONE = (grpc.StatusCode.UNAVAILABLE, "the job is no longer in the broker")
-
-
-async def lose(worker: ScriptedWorker, request_id: str) -> None:
-    """The broker forgets a job and its output; its entry and its charge too, as if it had never come."""
-    keys, record = worker.broker.keys, await worker.jobs.get(request_id)
-    assert record is not None
-    await worker.broker.call(
-        "DEL",
-        *(keys.job(request_id), keys.log(request_id), keys.jobs(record.worker)),
-        keys.load(record.worker, record.worker_incarnation),
-    )
 
 
 def resubmitted(gateway: Gateway) -> float | None:

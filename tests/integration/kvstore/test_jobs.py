@@ -114,7 +114,7 @@ async def test_attaching_needs_no_worker(stage: Stage) -> None:
     await stage.claim(worker)
     await stage.registry.leave(worker.id, worker.incarnation)
     found = await stage.jobs.attach("r1", digest=b"digest", gateway="g2", caller="second")
-    assert found == Attached(Submitted.ATTACHED, "w0", 2)
+    assert found == Attached(Submitted.ATTACHED, "w0", 2, worker.fingerprint)
     record = await stage.record("r1")
     assert record.gateway == "g2"
     with pytest.raises(RequestIdTaken, match="r1"):
@@ -129,7 +129,7 @@ async def test_attaching_by_id_alone(stage: Stage) -> None:
     assert await stage.jobs.attach("r1", gateway="g2") is None
     await stage.submit("r1", worker, predicted=2)
     found = await stage.jobs.attach("r1", gateway="g2", caller="second")
-    assert found == Attached(Submitted.ATTACHED, "w0", 2)
+    assert found == Attached(Submitted.ATTACHED, "w0", 2, worker.fingerprint)
     assert (await stage.record("r1")).gateway == "g2"
     # An empty digest is one like any other.
     with pytest.raises(RequestIdTaken, match="r1"):

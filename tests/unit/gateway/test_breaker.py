@@ -64,10 +64,11 @@ def test_after_a_while_one_job_at_a_time_is_on_trial() -> None:
     clock.now += OPEN_S
     assert breaker.refused(["a", "b"]) == {}
     assert breaker.refused(["a", "b"], trials=False) == {"a": "its last 5 jobs failed"}
-    assert breaker.begin("a")
+    trial = breaker.begin("a")
+    assert trial
     assert breaker.refused(["a", "b"]) == {"a": "its last 5 jobs failed, and it is on trial"}
     assert not breaker.begin("a")
-    breaker.release("a")
+    breaker.release("a", trial)
     assert breaker.refused(["a", "b"]) == {}
     assert breaker.open == 1
 
@@ -76,9 +77,9 @@ def test_a_trial_that_succeeds_closes_the_circuit() -> None:
     clock = Clock()
     breaker = opened(clock)
     clock.now += OPEN_S
-    breaker.begin("a")
+    trial = breaker.begin("a")
     breaker.succeeded("a")
-    breaker.release("a")
+    breaker.release("a", trial)
     assert (breaker.refused(["a", "b"]), breaker.open) == ({}, 0)
     assert not breaker.begin("a")
 
@@ -87,9 +88,9 @@ def test_a_trial_that_fails_opens_it_again() -> None:
     clock = Clock()
     breaker = opened(clock)
     clock.now += OPEN_S
-    breaker.begin("a")
+    trial = breaker.begin("a")
     breaker.failed("a")
-    breaker.release("a")
+    breaker.release("a", trial)
     assert breaker.refused(["a", "b"]) == {"a": "its last 6 jobs failed"}
     clock.now += OPEN_S - 0.001
     assert breaker.refused(["a", "b"]) != {}
@@ -102,7 +103,7 @@ def test_jobs_of_a_worker_that_works_are_no_trials() -> None:
     assert not breaker.begin("a")
     breaker.failed("a")
     assert not breaker.begin("a")
-    breaker.release("nobody")
+    breaker.release("nobody", 1)
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -116,15 +117,14 @@ def test_the_first_token_of_a_trial_is_enough_and_what_fails_behind_it_opens_at_
     clock = Clock()
     breaker = opened(clock)
     clock.now += OPEN_S
-    breaker.begin("a")
-    breaker.began("a")
+    breaker.began("a", breaker.begin("a"))
     assert (breaker.refused(["a", "b"]), breaker.open) == ({}, 0)
     breaker.failed("a")
     assert (breaker.refused(["a", "b"]), breaker.open) == ({"a": "its last 5 jobs failed"}, 1)
     clock.now += OPEN_S
-    breaker.begin("a")
-    breaker.began("a")
-    breaker.release("a")
+    trial = breaker.begin("a")
+    breaker.began("a", trial)
+    breaker.release("a", trial)
     breaker.succeeded("a")
     breaker.failed("a")
     assert (breaker.refused(["a", "b"]), breaker.open) == ({}, 0)
@@ -133,7 +133,7 @@ def test_the_first_token_of_a_trial_is_enough_and_what_fails_behind_it_opens_at_
 def test_tokens_of_jobs_that_are_on_no_trial_say_nothing() -> None:
     breaker = opened(Clock())
     for worker in ("a", "nobody"):
-        breaker.began(worker)
+        breaker.began(worker, 0)
     assert (breaker.refused(["a", "b"]), breaker.open) == ({"a": "its last 5 jobs failed"}, 1)
 
 
@@ -141,6 +141,27 @@ def test_lives_that_are_over_are_forgotten() -> None:
     breaker = opened(Clock())
     breaker.failed("b")
     breaker.keep({"b", "c"})
-    assert (breaker.open, breaker.known) == (0, 1)
+    assert breaker.open == 0
+    for _ in range(FAILURES - 1):
+        breaker.failed("b")
+    assert breaker.open == 1
     breaker.keep(())
-    assert breaker.known == 0
+    assert breaker.open == 0
+
+
+def test_the_end_of_a_trial_that_is_over_says_nothing_of_the_next() -> None:
+    """It had its token, another job failed behind it, and its caller leaves."""
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += OPEN_S
+    first = breaker.begin("a")
+    breaker.began("a", first)
+    breaker.failed("a")
+    clock.now += OPEN_S
+    second = breaker.begin("a")
+    breaker.release("a", first)
+    assert breaker.refused(["a", "b"]) == {"a": "its last 5 jobs failed, and it is on trial"}
+    breaker.began("a", first)
+    assert breaker.open == 1
+    breaker.began("a", second)
+    assert breaker.open == 0

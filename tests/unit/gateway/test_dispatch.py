@@ -13,7 +13,7 @@ from gateway.errors import DeadlinePassed, NoWorker, Overloaded
 from gateway.models import Models, Served
 from gateway.placing import Placing
 from kvstore.errors import BrokerError, BrokerFull, BrokerUnreachable, QueueFull, WorkerGone
-from kvstore.jobs import Submitted
+from kvstore.jobs import Attached, Submitted
 from kvstore.prefix_index import Seen
 from kvstore.registry import Load, WorkerInfo
 from octavo.v1 import inference_pb2, job_pb2
@@ -31,6 +31,8 @@ class World:
         self.answers: dict[str, Exception] = {}
         self.looked = 0
         self.submitted: list[dict[str, Any]] = []
+        self.found: Attached | None = None
+        """The job is there already."""
         world: Any = self
         self.now = 100.0
         self.placing = Placing(world, world, max_queue=1, rng=random.Random(0), breaker=Breaker(lambda: self.now))
@@ -44,7 +46,11 @@ class World:
         self.submitted.append(said)
         if said["worker"] in self.answers:
             raise self.answers[said["worker"]]
-        return Submitted.ACCEPTED
+        return self.found.submitted if self.found is not None else Submitted.ACCEPTED
+
+    async def attach(self, _: str, **said: Any) -> Attached | None:
+        assert (said["digest"], said["gateway"], said["caller"]) == (b"", "g", "caller")
+        return self.found
 
     async def send(self, order: Order) -> Sent:
         """To this fleet. Nothing of it may stay booked."""
@@ -120,14 +126,14 @@ async def test_a_worker_whose_jobs_fail_gets_no_more_until_one_on_trial_succeeds
     assert (await world.send(order())).worker == "w1"
     world.now += OPEN_S
     trial = await world.send(order())
-    assert (trial.worker, trial.trial) == ("w0", True)
+    assert (trial.worker, trial.trial) == ("w0", 1)
     assert (await world.send(order())).worker == "w1"
     world.dispatch.over(trial)
     second = await world.send(order())
     assert second.worker == "w0"
     world.dispatch.succeeded("m", 5, "w0-1")
     world.dispatch.over(second)
-    assert [(each.worker, each.trial) for each in [await world.send(order()) for _ in range(2)]] == [("w0", False)] * 2
+    assert [(each.worker, each.trial) for each in [await world.send(order()) for _ in range(2)]] == [("w0", 0)] * 2
 
 
 async def test_a_trial_that_was_not_taken_is_none() -> None:
@@ -163,7 +169,7 @@ async def test_the_first_token_of_a_job_on_trial_brings_others() -> None:
     trial = await world.send(order())
     assert (await world.send(order())).worker == "w1"
     world.dispatch.began(trial)
-    assert [(each.worker, each.trial) for each in [await world.send(order()) for _ in range(2)]] == [("w0", False)] * 2
+    assert [(each.worker, each.trial) for each in [await world.send(order()) for _ in range(2)]] == [("w0", 0)] * 2
 
 
 @pytest.mark.parametrize(("states", "chosen"), [(("ready", "ready"), "w1"), (("ready", "draining"), "w0")])
@@ -175,8 +181,9 @@ async def test_a_job_that_is_submitted_again_goes_to_the_kind_that_began_it(
     world.loads = {"w1": Load(0, 0, 9000, 0)}
     again = order()
     again.fingerprint = "g"
-    assert (await world.send(again)).worker == chosen
-    assert again.fingerprint == ("g" if chosen == "w1" else "f")
+    sent = await world.send(again)
+    assert (sent.worker, sent.fingerprint) == (chosen, "g" if chosen == "w1" else "f")
+    assert again.fingerprint == "g"
 
 
 @pytest.mark.parametrize("other", [("draining", "g"), ("ready", "h")])
@@ -203,3 +210,10 @@ async def test_what_was_accepted_once_is_not_refused_by_full_queues(accepted: bo
     again.accepted = accepted
     assert (await world.send(again)).worker == "w0"
     assert [said["max_queue"] for said in world.submitted] == [limit]
+
+
+async def test_who_meets_the_job_of_another_gateway_knows_what_runs_it() -> None:
+    """It came between the look for it and the submission. Should it be lost, its kind is to bring it back."""
+    world = World(worker("w0"))
+    world.found = Attached(Submitted.ATTACHED, "w9", 7, "g")
+    assert await world.send(order()) == Sent(Submitted.ATTACHED, "w9", 7, fingerprint="g")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from gateway import ending
-from gateway.ending import Left, end_job
+from gateway import ending, pauses
+from gateway.ending import Endings, Left
 from gateway.errors import JobLost, NoWorker
 from kvstore.errors import BrokerUnreachable
 
@@ -51,7 +51,7 @@ class World:
             done.set_result(submission)
         world: Any = self
         submitting: Any = done
-        await end_job(world, world, Left(world, submitting, lambda: asked, late=late, returning=returning))
+        await Endings(world, world).end(Left(world, submitting, lambda: asked, late=late, returning=returning))
         return self.did
 
 
@@ -81,6 +81,7 @@ async def test_the_time_to_come_back_begins_when_the_broker_answers(monkeypatch:
         await real(0)
 
     monkeypatch.setattr("asyncio.sleep", sleep)
+    monkeypatch.setattr("random.uniform", max)
     did = await world.end(returning=True)
     assert did == ["sleep 0.1", "sleep 0.2", "sleep 0.4", "get", f"sleep {ending.RETURN_S}", "cancel c"]
 
@@ -93,3 +94,40 @@ async def test_who_has_come_back_has_the_job(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("asyncio.sleep", sleep)
     assert await world.end(returning=True) == ["get"]
+
+
+async def test_it_is_tried_for_as_long_as_it_takes_and_not_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an outage of minutes, too, nothing may be left that runs for nobody."""
+    slept: list[list[float]] = [[], []]
+    worlds = [World(away=300) for _ in slept]
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        slept[int(task.get_name())].append(seconds)
+        await real(0)
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    ends = [asyncio.create_task(world.end(), name=f"{index}") for index, world in enumerate(worlds)]
+    assert await asyncio.gather(*ends) == [["cancel c"]] * 2
+    assert all(sum(each) > 180 for each in slept)
+    assert slept[0] != slept[1]
+
+
+async def test_what_waits_to_be_ended_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ending, "MAX_WAITING", 1)
+    monkeypatch.setattr(pauses, "PAUSE_S", (0.001, 0.001))
+    world: Any = World(away=3)
+    endings = Endings(world, world)
+    sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    sent.set_result("sent")
+    left = Left(world, cast("Any", sent), lambda: True, late=False, returning=False)
+    await asyncio.gather(endings.end(left), endings.end(left))
+    assert world.did == ["cancel c"]
+    assert "job r runs on for nobody: 1 others wait to be ended: away" in caplog.text
+    world.away = 1
+    await endings.end(left)
+    assert world.did == ["cancel c"] * 2

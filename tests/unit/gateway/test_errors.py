@@ -29,7 +29,10 @@ TABLE = [
     (errors.JobDiffers("another"), Status(Code.DATA_LOSS, "another")),
     (kv.RequestIdTaken("r"), Status(Code.ALREADY_EXISTS, "request_id 'r' is taken by another payload")),
     (kv.QueueFull("w", 4, 4), Status(Code.RESOURCE_EXHAUSTED, "the queue of worker 'w' is full: 4 of 4 entries", 1000)),
-    (kv.BrokerFull("OOM"), Status(Code.RESOURCE_EXHAUSTED, "OOM", 1000)),
+    (
+        kv.BrokerFull("broker at secret-host:6379 is full: OOM"),
+        Status(Code.RESOURCE_EXHAUSTED, "the broker's memory is full; try again later", 1000),
+    ),
     (
         kv.BrokerUnreachable("redis://user@secret-host:6379 refused"),
         Status(Code.UNAVAILABLE, "the broker does not answer; try again", 1000),
@@ -78,6 +81,14 @@ def test_the_unknown_is_logged_with_its_traceback_and_kept_from_the_client(caplo
     assert match[1] in caplog.text
     assert "secret.py" in caplog.text
     assert "Traceback" in caplog.text
+
+
+def test_the_brokers_own_words_are_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind one of ours as well."""
+    with pytest.raises(errors.JobLost) as caught:
+        raise errors.JobLost("lost") from kv.BrokerUnreachable("secret-host:6379 refused")
+    assert status_of(caught.value).message == "lost"
+    assert "a call failed on the broker: secret-host:6379 refused" in caplog.text
 
 
 def test_a_value_is_shown_but_never_at_length() -> None:

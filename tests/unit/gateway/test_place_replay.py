@@ -91,3 +91,33 @@ def test_what_runs_again_is_gone_on_with_only_once_all_of_it_has_been_compared()
         place.refill([of([6], 1)])
     assert place.refill([of([5]), of([6], 1)]) == 0
     assert place.offer(of([7], 2)) is Offer.TAKEN
+
+
+@pytest.mark.parametrize("rung", [True, False])
+def test_who_began_each_life_is_known_and_its_reader_is_told_of_the_first(rung: bool) -> None:
+    """Also where the life has said nothing yet that is new, or its first delivery is of a choice that has ended."""
+
+    def heard(place: Place, delivery: Delivery) -> None:
+        if rung:
+            place.offer(delivery)
+        else:
+            place.refill([delivery])
+
+    place = Place(choices=2, capacity=10)
+    assert place.route is None
+    heard(place, of([5, 6], finish=STOP))
+    assert place.route is not None
+    assert place.route.worker == "w0"
+    (first,) = place.take(10)
+    assert first.HasField("route")
+    place.restart()
+    assert place.route is None
+    place.offer(of([5, 6]))  # of which life, only the log can tell
+    assert place.route is None
+    place.stale = False
+    again = of([5])
+    again.route.worker = "w1"
+    heard(place, again)
+    assert place.route is not None
+    assert place.route.worker == "w1"
+    assert place.take(10) == []

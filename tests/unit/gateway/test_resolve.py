@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -10,6 +11,11 @@ from gateway.admission import Limits, check, check_after, choices, resolve
 from gateway.errors import AdmissionError
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import GenerateRequest, Sampling, Stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.jobs import JobRecord
 
 CONTEXT = 128
 VOCAB = 1000
@@ -253,8 +259,24 @@ def test_a_job_that_nobody_waits_for_says_so() -> None:
         assert job.detached is detached
 
 
+def record(next_indexes: Sequence[int], ends: dict[int, int]) -> JobRecord:
+    named: Any = SimpleNamespace(next=dict(enumerate(next_indexes)), ends=ends)
+    return cast("JobRecord", named)
+
+
 def test_only_choices_that_a_job_has_can_be_gone_on_with() -> None:
-    check_after({}, 1)
-    check_after({0: 2**32 - 1, 2: 0}, 3)
+    check_after({}, record([0], {}))
+    check_after({0: 2**32 - 1, 2: 0}, record([0] * 3, {}))
     with pytest.raises(AdmissionError, match="after is of choice 3: the job has 3, counted from 0"):
-        check_after({0: 1, 3: 0}, 3)
+        check_after({0: 1, 3: 0}, record([0] * 3, {}))
+
+
+@pytest.mark.parametrize("finish", [inference_pb2.STOP, inference_pb2.LENGTH])
+def test_nobody_goes_on_behind_the_end_of_a_whole_answer(finish: int) -> None:
+    """It would be told that the job gave another answer, which is not true."""
+    ended = record([10, 10], {0: finish, 1: inference_pb2.ERROR})
+    check_after({0: 10, 1: 11}, ended)
+    with pytest.raises(
+        AdmissionError, match="after is 11 for choice 0: must be at most 10, where that choice has ended"
+    ):
+        check_after({0: 11}, ended)

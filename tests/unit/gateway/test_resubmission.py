@@ -8,20 +8,25 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from redis.asyncio import Redis
 
+from gateway import pauses as pauses_module
 from gateway import resubmission as module
 from gateway.dispatch import Order, Sent
 from gateway.errors import Draining, JobLost, NoWorker, Overloaded
-from gateway.resubmission import Looks, Resubmission, pauses
+from gateway.pauses import pauses
+from gateway.relay import Relay
+from gateway.resubmission import Looks, Resubmission
 from gateway.tasks import Tasks
 from kvstore.errors import BrokerUnreachable
 from kvstore.jobs import Submitted
 from octavo.v1 import job_pb2
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from gateway.models import Served
 
-SENT = Sent(Submitted.ACCEPTED, "w0")
+SENT = Sent(Submitted.ACCEPTED, "w0", fingerprint="g")
 
 
 class World:
@@ -35,7 +40,9 @@ class World:
         self.closed = self.left = False
         self.begun = True
         self.stream = self
-        self.order = Order(job_pb2.Job(model="m"), b"", lambda: None, fingerprint="f")
+        self.order = Order(job_pb2.Job(model="m"), b"", lambda: None)
+        self.fingerprint = "f"
+        """Of what its reader has."""
         self.tasks = Tasks()
         self.trouble: Exception | None = None
 
@@ -51,6 +58,9 @@ class World:
 
     def offered(self) -> bool:
         return True
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def find(self, name: str, *, now: bool) -> Served:
         assert now
@@ -71,7 +81,7 @@ class World:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE_S", (0.001, 0.01))
+    monkeypatch.setattr(pauses_module, "PAUSE_S", (0.001, 0.01))
 
 
 def test_pauses_grow_and_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +114,18 @@ async def test_only_a_while_and_only_with_output_another_kind_is_refused(
     assert (kinds[0], kinds[-1]) == (begun, False)
 
 
+async def test_what_its_reader_has_stays_of_the_kind_that_gave_it() -> None:
+    """Lost again before another kind had said anything, it waits for the first one, not for that."""
+    world = World(None)
+    await world.run()
+    assert (world.order.fingerprint, world.fingerprint) == ("f", "f")
+    world.begun = False
+    await world.run()
+    assert (world.order.fingerprint, world.fingerprint) == ("f", "g")
+    await world.run()
+    assert world.order.fingerprint == "g"
+
+
 @pytest.mark.usefixtures("hurried")
 async def test_it_ends_with_the_gateway_with_the_caller_and_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(NoWorker("none"))
@@ -117,6 +139,30 @@ async def test_it_ends_with_the_gateway_with_the_caller_and_with_patience(monkey
     world.left = world.closed = False
     with pytest.raises(JobLost, match="the broker has lost the job, and it can't be submitted again: none"):
         await world.run()
+    world.answers = [BrokerUnreachable("broker at secret-host:6379 cannot be reached")]
+    with pytest.raises(JobLost) as caught:
+        await world.run()
+    lost = "the broker has lost the job, and it can't be submitted again"
+    assert str(caught.value) == f"{lost}: the broker does not answer; try again"
+
+
+async def test_a_gateway_that_stops_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callers must hear of it before their connections are cut."""
+    monkeypatch.setattr(pauses_module, "PAUSE_S", (60.0, 60.0))
+    nobody: Any = SimpleNamespace(keys=SimpleNamespace(channel=str), blocking=Redis)
+    world, relay = World(NoWorker("none")), Relay(nobody, nobody, "g")
+    resubmission: Any = world.resubmission()
+    resubmission._relay = relay
+    submission = asyncio.create_task(resubmission.submit(world))
+    await until(lambda: tried(world), within_s=3)
+    await relay.close()
+    with pytest.raises(Draining, match="the gateway is stopping"):
+        await asyncio.wait_for(submission, 3)
+    assert len(world.asked_for) == 2
+
+
+async def tried(world: World) -> bool:
+    return bool(world.asked_for)
 
 
 async def test_all_who_wait_share_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
