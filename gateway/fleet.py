@@ -92,13 +92,14 @@ class FleetService:
         return ledger_message(await self._jobs.ledger())
 
     async def list_dead(self, request: fleet_pb2.ListDeadRequest, _context: Context) -> fleet_pb2.ListDeadResponse:
-        """The dead without what they were asked, or with it those of one request id; the latest first. Raises
+        """The dead without what they were asked, or with it the one of a request id; the latest first. Raises
         AdmissionError."""
-        if request.request_id:
-            check_request_id(request.request_id)
-        found = await self._dead.find(request.request_id)
-        messages = (dead_message(each.record, whole=bool(request.request_id)) for each in found)
-        return fleet_pb2.ListDeadResponse(jobs=fitting(messages))
+        if not request.request_id:
+            messages = (dead_message(each, whole=False) for each in await self._dead.all())
+            return fleet_pb2.ListDeadResponse(jobs=fitting(messages))
+        check_request_id(request.request_id)
+        found = await self._dead.get(request.request_id)
+        return fleet_pb2.ListDeadResponse(jobs=[dead_message(found, whole=True)] if found is not None else [])
 
     async def retry_dead(self, request: fleet_pb2.RetryDeadRequest, _context: Context) -> fleet_pb2.RetryDeadResponse:
         """Submits a dead job again, detached and under a new id, unless an earlier retry lives; it stays among the dead
@@ -107,7 +108,7 @@ class FleetService:
         found = await self._dead.get(request.request_id)
         if found is None:
             raise JobNotFound(request.request_id)
-        job, free = found.record.job, 0
+        job, free = found.job, 0
         for number in range(MAX_RETRIES, 0, -1):
             record = await self._jobs.get(retry_id(job.request_id, number))
             if record is None:
@@ -124,7 +125,7 @@ class FleetService:
         return fleet_pb2.RetryDeadResponse(request_id=retry.request_id)
 
     async def drop_dead(self, request: fleet_pb2.DropDeadRequest, _context: Context) -> fleet_pb2.DropDeadResponse:
-        """Forgets the dead, or those of one request id. Raises AdmissionError."""
+        """Forgets the dead, or the one of a request id. Raises AdmissionError."""
         if request.request_id:
             check_request_id(request.request_id)
         return fleet_pb2.DropDeadResponse(dropped=await self._dead.drop(request.request_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIELD: Final = b"d"
-"""Field of an entry: octavo.v1.DeadJob."""
 MAX_DEAD: Final = 1000
 MAX_DEAD_BYTES: Final = 64 * 2**20
 """Dead jobs that are kept, about: as many as the smaller of the two allows."""
@@ -25,58 +22,52 @@ DEAD_TTL_MS: Final = 30 * 24 * 3600 * 1000
 _PAGE: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Dead:
-    """One dead job and its place."""
-
-    entry_id: str
-    record: job_pb2.DeadJob
-
-
 class DeadJobs:
-    """The dead of a fleet. A request id may be there more than once. All methods raise BrokerError."""
+    """The dead of a fleet, of each request id the latest. All methods raise BrokerError.
+
+    What does not parse is left out and counted in ``broker.malformed``.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def find(self, request_id: str = "") -> list[Dead]:
-        """All of them, or those of one request id; the latest first. Entries that do not parse are left out and
-        counted in ``broker.malformed``."""
-        found: list[Dead] = []
-        before = b"+"
-        while True:
-            page = await self._broker.call("XREVRANGE", self._broker.keys.dead, before, "-", "COUNT", _PAGE)
-            for entry_id, fields in page:
-                dead = self._parse(entry_id, (fields or {}).get(FIELD, b""))
-                if dead is not None and request_id in ("", dead.record.job.request_id):
-                    found.append(dead)
-            if len(page) < _PAGE:
-                return found
-            before = b"(" + page[-1][0]
+    async def all(self) -> list[job_pb2.DeadJob]:
+        """The latest first."""
+        ids = await self._broker.call("ZREVRANGE", self._broker.keys.dead_times, 0, -1)
+        found: list[job_pb2.DeadJob] = []
+        for begin in range(0, len(ids), _PAGE):
+            page = ids[begin : begin + _PAGE]
+            records = await self._broker.call("HMGET", self._broker.keys.dead, *page)
+            parsed = (self._parse(each, record) for each, record in zip(page, records, strict=True))
+            found.extend(each for each in parsed if each is not None)
+        return found
 
-    async def get(self, request_id: str) -> Dead | None:
-        """The latest of that id; None: there is none."""
-        return next(iter(await self.find(request_id)), None)
+    async def get(self, request_id: str) -> job_pb2.DeadJob | None:
+        """One of them, however many there are; None: there is none of that id."""
+        return self._parse(request_id.encode(), await self._broker.call("HGET", self._broker.keys.dead, request_id))
 
     async def drop(self, request_id: str = "") -> int:
-        """Forgets all of them, or those of one request id; how many."""
+        """Forgets all of them, or one; how many."""
+        keys = self._broker.keys
         if not request_id:
-            length = int(await self._broker.call("XLEN", self._broker.keys.dead))
-            await self._broker.call("DEL", self._broker.keys.dead)
-            return length
-        ids = [dead.entry_id for dead in await self.find(request_id)]
-        return int(await self._broker.call("XDEL", self._broker.keys.dead, *ids)) if ids else 0
+            count = int(await self._broker.call("HLEN", keys.dead))
+            await self._broker.call("DEL", keys.dead, keys.dead_times)
+            return count
+        await self._broker.call("ZREM", keys.dead_times, request_id)
+        return int(await self._broker.call("HDEL", keys.dead, request_id))
 
-    def _parse(self, entry_id: bytes, data: bytes) -> Dead | None:
+    def _parse(self, request_id: bytes, data: bytes | None) -> job_pb2.DeadJob | None:
+        if data is None:
+            return None
         try:
             record = job_pb2.DeadJob.FromString(data)
         except DecodeError:
             record = job_pb2.DeadJob()
-        if not record.job.request_id:
+        if record.job.request_id.encode() != request_id:
             self._broker.malformed += 1
-            logger.debug("skipped %r of %s: it is no dead job", entry_id, self._broker.keys.dead)
+            logger.debug("skipped %r of %s: it is not that dead job", request_id, self._broker.keys.dead)
             return None
-        return Dead(entry_id.decode(), record)
+        return record
 
 
 def most_kept(record: bytes) -> int:

@@ -43,8 +43,9 @@ name                            type                what
                                                     is there still, and has no token since.
 ``ledger``                      hash                jobs ever accepted, and of those: finished, failed, cancelled,
                                                     expired, dead. With the entries of all streams they add up.
-``dead``                        stream with TTL     field ``d`` = octavo.v1.DeadJob: jobs that too many workers died
+``dead:jobs``                   hash with TTL       octavo.v1.DeadJob by request id: jobs that too many workers died
                                                     of. Bounded by number and size.
+``dead:times``                  sorted set, TTL     their ids by when they were given up (Redis clock, ms).
 ``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, sequences (their
                                                     choices), tokens; and at its first delivery: prefill (prompt tokens
                                                     not cached).
@@ -128,7 +129,11 @@ class Keys:
 
     @property
     def dead(self) -> str:
-        return self._name("dead")
+        return self._name("dead", "jobs")
+
+    @property
+    def dead_times(self) -> str:
+        return self._name("dead", "times")
 
     def load(self, worker: str, incarnation: str) -> str:
         return self._name("load", worker, incarnation)

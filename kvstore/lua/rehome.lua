@@ -57,10 +57,24 @@ local function give_up(outcome, data)
   end_from_outside(job, log, seen, prefix, group, finish, outcome, retention, data)
 end
 
-if record ~= '' then
-  -- pcall: only a record. A key of another type must not keep it from ending.
-  redis.pcall('XADD', dead, 'MAXLEN', '~', most_dead, '*', 'd', record)
+-- Puts the job among the dead, and takes as many of the oldest away. pcall: only a record. A key of another type must not
+-- keep it from ending.
+local function bury()
+  local times, request = prefix .. 'dead:times', string.match(job, ':job:(.*)$')
+  redis.pcall('HSET', dead, request, record)
+  redis.pcall('ZADD', times, int(now_ms()), request)
+  local surplus = redis.pcall('ZCARD', times)
+  surplus = type(surplus) == 'number' and surplus - tonumber(most_dead) or 0
+  if surplus > 0 then
+    redis.pcall('HDEL', dead, unpack(redis.call('ZRANGE', times, 0, surplus - 1)))
+    redis.call('ZREMRANGEBYRANK', times, 0, surplus - 1)
+  end
   redis.call('PEXPIRE', dead, dead_ttl)
+  redis.call('PEXPIRE', times, dead_ttl)
+end
+
+if record ~= '' then
+  bury()
   give_up('dead', doomed)
   return 'dead'
 end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -62,7 +63,8 @@ async def dying(broker: Broker, request_id: str) -> job_pb2.DeadJob:
         n=1,
     )
     dead = job_pb2.DeadJob(job=job, reason="3 workers died while they ran it", attempts=3, worker="w7")
-    await broker.call("XADD", broker.keys.dead, "*", "d", dead.SerializeToString())
+    await broker.call("HSET", broker.keys.dead, job.request_id, dead.SerializeToString())
+    await broker.call("ZADD", broker.keys.dead_times, time.time(), job.request_id)
     return dead
 
 

@@ -101,7 +101,7 @@ async def test_jobs_of_a_worker_that_left_go_on_elsewhere(stage: Stage) -> None:
     assert await stage.jobs.rehome(moves, target) is Rehomed.MOVED
     assert await stage.jobs.rehome(waits, None) is Rehomed.WAITING
     assert await stage.jobs.rehome(poison, target) is Rehomed.DEAD
-    assert [dead.record.job.request_id for dead in await DeadJobs(stage.broker).find()] == ["poison"]
+    assert [dead.job.request_id for dead in await DeadJobs(stage.broker).all()] == ["poison"]
     assert (await stage.jobs.ledger()).holds
 
 

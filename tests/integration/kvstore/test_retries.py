@@ -111,7 +111,7 @@ async def test_an_end_without_a_worker_repeated(far: Stage, proxy: Proxy, broker
     lose(proxy, "rehome")
     assert await far.jobs.rehome(orphan, None) is (Rehomed.DEAD if deaths else Rehomed.ENDED)
     assert len(await far.log("r1")) == 1
-    assert await broker.call("XLEN", broker.keys.dead) == (1 if deaths else 0)
+    assert await broker.call("HLEN", broker.keys.dead) == (1 if deaths else 0)
     assert (await far.jobs.ledger()).holds
     assert proxy.lost == 1
 
