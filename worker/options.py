@@ -22,7 +22,8 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--dtype": {
         "type": click.Choice(["auto", "bfloat16", "float32", "int8"]),
         "default": "auto",
-        "help": "Weights; K/V too, unless --kv-dtype says otherwise. int8: weights alone.",
+        "help": "Weights; K/V too, unless --kv-dtype says otherwise. auto: bfloat16 on CUDA and where the processor "
+        "multiplies it, else float32. int8: weights alone.",
     },
     "--kv-dtype": {
         "type": click.Choice(["auto", "int8"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from worker.kernels import products
 from worker.model import gguf, tokenizer_files
 from worker.model.cache import converted, file_digest
 from worker.model.digest import joined_digest
@@ -119,8 +120,7 @@ def choose_device(device: str) -> torch.device:
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """``auto`` takes bfloat16 on CUDA and where the CPU multiplies it, float32 elsewhere."""
     if dtype == "auto":
-        fast = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if device.type != "cpu" or products.multiplies_bfloat16() else torch.float32
     if dtype not in _DTYPES:
         raise ModelUnsupported(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     if dtype == INT8 and device.type != "cpu":

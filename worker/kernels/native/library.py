@@ -98,15 +98,22 @@ def _delete(call: Callable[[ctypes.c_void_p], object], address: int, process: in
 
 
 def best(threads: int, levels: Sequence[str] = LEVELS) -> Native | None:
-    """The best of ``levels`` that was built and can run here; None if there is none. Either is logged."""
-    reasons = []
+    """The best of ``levels`` that was built and can run here; None if there is none.
+
+    Logged as a warning: that there is none, and better ones that this processor could run but that aren't there.
+    """
+    reasons, missed = [], []
     for level in levels:
         try:
             found = Native(level, threads)
         except NativeUnavailableError as error:
             reasons.append(str(error))
+            if _may_run(level):
+                missed.append(str(error))
             continue
         log.info("native kernels: %s, %d threads", found.level, found.threads)
+        if missed:
+            log.warning("native kernels for %s, not better ones: %s", found.level, "; ".join(missed))
         return found
     log.warning("no native kernels, torch does all, slower: %s", "; ".join(reasons))
     return None
@@ -127,6 +134,14 @@ def address(tensor: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
 
 def _path(level: str) -> Path:
     return _FOLDER / f"{level}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+
+
+def _may_run(level: str) -> bool:
+    """Whether this processor can run a level, as far as is known: the portable build tells."""
+    try:
+        return bool(_load("portable").runs_level(level.encode()))
+    except NativeUnavailableError:
+        return True
 
 
 def _load(level: str) -> ctypes.CDLL:

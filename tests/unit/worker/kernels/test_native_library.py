@@ -74,6 +74,33 @@ def test_a_build_of_other_sources_is_passed_over(monkeypatch: pytest.MonkeyPatch
         Native("portable", 1)
 
 
+@pytest.mark.skipif("portable" not in NATIVE, reason="nothing was built")
+def test_a_better_build_that_is_missed_is_told_and_one_for_other_processors_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runnable = {b"avx2", b"portable"}
+    native = Native("portable", 1)
+    portable = SimpleNamespace(
+        runs_level=lambda level: level in runnable,
+        team_new=native._library.team_new,
+        team_size=native._library.team_size,
+        team_delete=native._library.team_delete,
+    )
+
+    def load(level: str) -> SimpleNamespace:
+        if level == "portable":
+            return portable
+        raise NativeUnavailableError(f"the kernels for {level} are away")
+
+    monkeypatch.setattr(library, "_load", load)
+    for _ in range(2):
+        found = best(1)
+        assert found is not None
+        assert found.level == "portable"
+        runnable.discard(b"avx2")
+    assert caplog.messages == ["native kernels for portable, not better ones: the kernels for avx2 are away"]
+
+
 @pytest.mark.skipif(not NATIVE, reason="nothing was built")
 def test_a_build_for_other_processors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     lesser = SimpleNamespace(runs_level=lambda level: level in {b"avx2", b"portable"})

@@ -11,6 +11,7 @@ from transformers import BloomConfig, LlamaConfig, Phi3Config
 
 from tests.support.tiny_model import END, TEMPLATE, save_tiny_llama
 from tests.unit.worker.model import tiny, tiny_gguf
+from worker.kernels import products
 from worker.model import hf, loader
 from worker.model.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from worker.model.loader import ModelFiles, choose_device, choose_dtype
@@ -163,8 +164,7 @@ class TestChoices:
 
     @pytest.mark.parametrize("fast", [True, False])
     def test_auto_follows_the_processor(self, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-            monkeypatch.setattr(torch.cpu, name, lambda: fast)
+        monkeypatch.setattr(products, "multiplies_bfloat16", lambda: fast)
         assert choose_dtype("auto", torch.device("cpu")) == (torch.bfloat16 if fast else torch.float32)
         assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
 
