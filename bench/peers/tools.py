@@ -32,10 +32,12 @@ def run_tool(
     note(name)
     log.write(f"$ {' '.join(command)}\n")
     log.flush()
+    # Some packages let CMake start as many compilers as there are files: a hundred of them leave no memory.
+    variables = {**os.environ, "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)}
     try:
         # A group of its own: a compiler that an installer has started is ended with it.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=where, process_group=0
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=where, env=variables, process_group=0
         )
     except OSError as error:
         raise PeerFailed(f"{name}: {error}") from error
