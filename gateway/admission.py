@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvstore.jobs import JobRecord
 
 REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
+CALLER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ROLES: Final = ("system", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 1024
 # As the protocol's float32 has it: what a client writes as 0.01 must pass.
@@ -57,6 +58,7 @@ def check(request: inference_pb2.GenerateRequest) -> None:
     """Refuses, with AdmissionError, what can be refused without knowing the model."""
     if request.request_id:
         check_request_id(request.request_id)
+    check_caller(request.caller)
     if len(request.model) > MAX_MODEL_NAME:
         raise AdmissionError("model", shown(request.model), f"must have at most {MAX_MODEL_NAME} characters")
     _check_input(request)
@@ -72,6 +74,12 @@ def check_request_id(request_id: str) -> None:
     """Refuses, with AdmissionError, an id that may not name a job."""
     if not REQUEST_ID.fullmatch(request_id):
         raise AdmissionError("request_id", shown(request_id), "must be 1 to 128 characters of [A-Za-z0-9._:-]")
+
+
+def check_caller(caller: str) -> None:
+    """Refuses, with AdmissionError, what may not name a caller."""
+    if caller and not CALLER.fullmatch(caller):
+        raise AdmissionError("caller", shown(caller), "must be empty, or 1 to 64 characters of [A-Za-z0-9._-]")
 
 
 def check_after(after: Mapping[int, int], record: JobRecord) -> None:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 PAUSE_S: Final = (0.05, 1.0)
 """Before the next call: the first pause, and the longest. Each is drawn from half of it to all of it."""
-SEVERED_S: Final = 5.0
-"""A job that ends with CANCELLED so soon after its connection broke was cancelled by the gateway there, which took that
-for its caller's leaving."""
 GREEDY: Final = 1e-5
 """Temperatures below it draw nothing."""
 ACCEPTED: Final = "octavo-request-id"
@@ -50,16 +47,14 @@ class Asking:
         """A gateway has taken it."""
         self._known = False
         """The same, and none has said since that nobody knows it."""
-        self._reached = False
-        """The call that is open, or was last, was accepted."""
         self._may_run = False
         """A gateway may have taken it."""
         self._attaching = False
         self._watch = False
         self._trouble = ""
         self._failed_at = 0.0
-        self._severed_at = float("-inf")
-        self._cancelled = False
+        self._abandoned = False
+        """The job has ended because a gateway, or another of its callers, took us for gone."""
 
     def check(self) -> None:
         """Before a call. Raises AioRpcError: CANCELLED or DEADLINE_EXCEEDED, when there is to be none."""
@@ -72,31 +67,33 @@ class Asking:
     def call(self, stub: Any) -> Any:
         """The next call."""
         timeout = None if self._until is None else max(self._until - time.monotonic(), 0.001)
-        self._attaching, self._reached = self._known, False
+        self._attaching = self._known
         self.merged.begin(replay=not self._attaching)
         if not self._attaching:
             return stub.Generate(self.request, timeout=timeout)
         asked, after = self.request.request_id, self.merged.have
-        attach = inference_pb2.AttachRequest(request_id=asked, after=after, watch=self._watch)
+        attach = inference_pb2.AttachRequest(
+            request_id=asked, after=after, watch=self._watch, caller=self.request.caller
+        )
         return stub.Attach(attach, timeout=timeout)
 
     def take(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse | None:
         """What is new in a response; None: nothing. Raises BrokenStream."""
         self._accepted()
-        news = self.merged.take(self._uncancelled(response))
+        news = self.merged.take(self._less_abandoned(response))
         if news is not None:
             self.failures = 0
             news.request_id = self.named
         return news
 
     def ended(self) -> bool:
-        """Whether a call that ended well was the last one. If not, the job was cancelled unasked: the same request
-        becomes another job. Raises BrokenStream."""
-        if not self._cancelled:
+        """Whether a call that ended well was the last one. If not, the job was ended as if nobody waited for it: the
+        same request becomes another job. Raises BrokenStream."""
+        if not self._abandoned:
             self.merged.check_end()
         elif not self.merged.over:
             self.request.request_id = uuid.uuid4().hex
-            self._known = self._cancelled = False
+            self._known = self._abandoned = False
         return self.merged.over
 
     def after(self, error: grpc.aio.AioRpcError, patience_s: float, accept_s: float) -> float:
@@ -118,9 +115,6 @@ class Asking:
             self.given_up = late and not self.merged.over
             raise error
         now = time.monotonic()
-        # A gateway that says something says how long to wait. One that had not taken the call has nothing to cancel.
-        if wait is None and self._reached:
-            self._severed_at = now
         self._failed_at = self._failed_at if self.failures else now
         self.failures += 1
         pause = self._pause(wait or 0.0, busy=busy)
@@ -135,16 +129,14 @@ class Asking:
         return pause if self._until is None else min(pause, max(self._until - now, 0.0))
 
     def _accepted(self) -> None:
-        self._known = self._taken = self._reached = self._may_run = True
+        self._known = self._taken = self._may_run = True
 
-    def _uncancelled(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse:
-        if self.dropped or time.monotonic() - self._severed_at > SEVERED_S:
+    def _less_abandoned(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse:
+        if self.dropped or not any(chunk.abandoned for chunk in response.chunks):
             return response
-        if all(chunk.finish != inference_pb2.CANCELLED for chunk in response.chunks):
-            return response
-        self._cancelled = True
+        self._abandoned = True
         rest = inference_pb2.GenerateResponse(request_id=response.request_id)
-        rest.chunks.extend(chunk for chunk in response.chunks if chunk.finish != inference_pb2.CANCELLED)
+        rest.chunks.extend(chunk for chunk in response.chunks if not chunk.abandoned)
         return rest
 
     def _pause(self, told: float, *, busy: bool) -> float:
@@ -162,7 +154,7 @@ class Attaching(Asking):
     known here, so it is never asked for again, and its end is what the fleet says. `watch`: it only looks on."""
 
     def __init__(self, request_id: str, after: Mapping[int, int], gateways: int, *, watch: bool) -> None:
-        request = inference_pb2.GenerateRequest(request_id=request_id, detached=watch)
+        request = inference_pb2.GenerateRequest(request_id=request_id, detached=watch, caller=new_caller())
         super().__init__(request, gateways, None)
         self.merged = Merged(None, after)
         self._known = True
@@ -173,7 +165,7 @@ class Attaching(Asking):
             raise error
         return super().after(error, patience_s, accept_s)
 
-    def _uncancelled(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse:
+    def _less_abandoned(self, response: inference_pb2.GenerateResponse) -> inference_pb2.GenerateResponse:
         return response
 
 
@@ -187,6 +179,11 @@ def prepared(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRe
         digest = hashlib.sha256(asked.request_id.encode()).digest()
         asked.sampling.seed = int.from_bytes(digest[:8], "big")
     return asked
+
+
+def new_caller() -> str:
+    """A name for one who asks, whatever calls it takes: no two have the same."""
+    return uuid.uuid4().hex
 
 
 def failed(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:

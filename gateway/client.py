@@ -8,9 +8,10 @@
 
 It needs grpc, octavo.v1, ``gateway.asking`` and ``gateway.merged``, nothing else of Octavo: take the three files along.
 A job goes on in the fleet while its gateway is gone, so the client attaches to it from the first token that it lacks.
-Where nobody knows the job any more (the broker lost it), or its gateway lives and cancelled it because the connection
-broke, it is asked for again: it has the same tokens, and those that have come are left out. Should a worker of another
-kind give others, the answer is not patched together: it ends with BrokenStream.
+Where nobody knows the job any more (the broker lost it), or it was ended because its caller seemed to have left (its
+gateway lives, and saw the connection break), it is asked for again: it has the same tokens, and those that have come
+are left out. Should a worker of another kind give others, the answer is not patched together: it ends with
+BrokenStream.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
-from gateway.asking import Asking, Attaching, cut_off, prepared, retry_after
+from gateway.asking import Asking, Attaching, cut_off, new_caller, prepared, retry_after
 from gateway.merged import BrokenStream
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
@@ -57,8 +58,8 @@ class Client:
     `targets`, HOST:PORT each, are tried in this order, beginning with the one that answered last: who has many clients
     shuffles them. A request is given up, with its last error, when every gateway has failed in a row and nothing new
     has come for `patience_s` since the first of these failures. `accept_s` is the same for a request that no gateway
-    has taken yet (None: `patience_s`). A request that is given up is cancelled: `on_farewell` hears its id, and whether
-    a gateway could be told, before ``close`` returns.
+    has taken yet (None: `patience_s`). The job of a request that is given up ends, unless somebody else has asked for
+    it since: `on_farewell` hears its id, and whether a gateway could be told, before ``close`` returns.
     """
 
     def __init__(
@@ -103,13 +104,15 @@ class Client:
 
         `timeout` seconds hold for all of it. A request without an id gets one, and one that draws without a seed gets
         one that follows from its id, so that whoever asks for the same again means the same. Leaving early, being
-        cancelled, and giving up cancel the job, unless it is detached.
+        cancelled, and giving up end the job, unless it is detached or somebody else has asked for it since.
 
         Raises:
             grpc.aio.AioRpcError: as the service says; the last error, where patience was in vain.
             BrokenStream: a gateway broke the service's promises.
         """
-        return self._follow(Asking(prepared(request), len(self._stubs), timeout))
+        asked = prepared(request)
+        asked.caller = new_caller()
+        return self._follow(Asking(asked, len(self._stubs), timeout))
 
     def attach(
         self, request_id: str, *, after: Mapping[int, int] | None = None, watch: bool = False
@@ -135,6 +138,10 @@ class Client:
                 gateway = self._at
                 call = asking.call(self._stubs[gateway])
                 try:
+                    await call.initial_metadata()
+                    if asking.dropped:
+                        # Whoever was told to cancel it may not have known it yet.
+                        await self._cancel(asking.request.request_id)
                     async for response in call:
                         if (news := asking.take(response)) is not None:
                             yield news
@@ -142,6 +149,7 @@ class Client:
                         return
                     pause = 0.0
                 except grpc.aio.AioRpcError as error:
+                    call.cancel()  # it is open still where it could not be cancelled
                     if asking.merged.over and not asking.merged.failed:
                         return  # all has come but the status
                     pause = asking.after(error, self._patience_s, self._accept_s)
@@ -150,7 +158,7 @@ class Client:
                 await asyncio.sleep(pause)
         except (GeneratorExit, asyncio.CancelledError):
             if call is not None and call.done() and not call.cancelled() and not detached:
-                await self._tell_of_leaving(asking.request.request_id)
+                await self._tell_of_leaving(asking.request)
             raise
         except grpc.aio.AioRpcError:
             if asking.given_up and not detached:
@@ -163,7 +171,8 @@ class Client:
 
     async def cancel(self, request_id: str) -> bool:
         """Ends a job, by the first gateway that answers, each in turn. True when this call ended a live one. A
-        ``generate`` of this client that runs under that id makes no job of it any more.
+        ``generate`` of this client that runs under that id makes no job of it any more; one that is on its way to a
+        gateway ends as soon as it is accepted.
 
         Raises:
             grpc.aio.AioRpcError: as the last gateway says.
@@ -179,7 +188,7 @@ class Client:
         for turn in range(1, len(self._stubs) + 1):
             gateway = self._at
             try:
-                return await self._cancel_at(gateway, request_id)
+                return await self._cancel_at(gateway, inference_pb2.CancelRequest(request_id=request_id))
             except grpc.aio.AioRpcError as error:
                 if turn == len(self._stubs) or error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                     raise  # else it is the gateway's trouble: a job can be cancelled any number of times
@@ -187,15 +196,15 @@ class Client:
                 self._at = (gateway + 1) % len(self._stubs)
         raise AssertionError("there is at least one gateway")
 
-    async def _cancel_at(self, gateway: int, request_id: str) -> bool:
-        request = inference_pb2.CancelRequest(request_id=request_id)
+    async def _cancel_at(self, gateway: int, request: inference_pb2.CancelRequest) -> bool:
         response = await self._stubs[gateway].Cancel(request, timeout=CANCEL_S)
         return bool(response.cancelled)
 
-    async def _tell_of_leaving(self, request_id: str) -> bool:
+    async def _tell_of_leaving(self, asked: inference_pb2.GenerateRequest) -> bool:
         """The caller of a job leaves while no call of it is open: no gateway sees that. All are told at once, as nobody
         is to wait for one that stands still. Whether one has answered."""
-        telling = [asyncio.create_task(self._cancel_at(each, request_id)) for each in range(len(self._stubs))]
+        leaving = inference_pb2.CancelRequest(request_id=asked.request_id, caller=asked.caller)
+        telling = [asyncio.create_task(self._cancel_at(each, leaving)) for each in range(len(self._stubs))]
         try:
             for first in asyncio.as_completed(telling):
                 with suppress(grpc.aio.AioRpcError):
@@ -214,6 +223,6 @@ class Client:
         task.add_done_callback(self._farewells.discard)
 
     async def _part(self, asking: Asking) -> None:
-        told = await self._tell_of_leaving(asking.request.request_id)
+        told = await self._tell_of_leaving(asking.request)
         if self._on_farewell is not None:
             self._on_farewell(asking.named, told)

@@ -65,10 +65,13 @@ class Relay:
             self._task = None
         await self._bell.close()
 
-    def open(self, request_id: str, choices: int, after: Mapping[int, int] | None = None) -> Stream:
+    def open(
+        self, request_id: str, choices: int, after: Mapping[int, int] | None = None, *, caller: str = ""
+    ) -> Stream:
         """A stream for a job that is about to be submitted or attached to: a context manager, in the books while it is
-        entered. `after`: the next token index of each choice of which the reader has tokens already."""
-        return Stream(self, self._broker, self._jobs, request_id, choices, after or {})
+        entered. `after`: the next token index of each choice of which the reader has tokens already. `caller`: how the
+        client calls itself, if it does."""
+        return Stream(self, self._broker, self._jobs, request_id, choices, after or {}, caller)
 
     def add(self, stream: Stream) -> None:
         """Puts a stream in the books."""

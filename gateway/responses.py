@@ -20,14 +20,14 @@ BY_ITSELF: Final = (inference_pb2.STOP, inference_pb2.LENGTH)
 
 
 def digest_of(request: inference_pb2.GenerateRequest) -> bytes:
-    """SHA-256 of all that the client asked for, its request_id aside."""
+    """SHA-256 of all that the client asked for: how it calls the request, and itself, aside."""
     # Taken out and put back: a copy of the request may be megabytes.
-    request_id = request.request_id
-    request.request_id = ""
+    request_id, caller = request.request_id, request.caller
+    request.request_id = request.caller = ""
     try:
         return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
     finally:
-        request.request_id = request_id
+        request.request_id, request.caller = request_id, caller
 
 
 def seed_of(request_id: str, digest: bytes) -> int:

@@ -16,6 +16,7 @@ from gateway.output import Asked, Output, deadline_passed
 from gateway.responses import digest_of, seed_of
 from gateway.rpc import Method, service_handler
 from kvstore.jobs import Finished
+from kvstore.submissions import calls_of
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -74,9 +75,11 @@ class InferenceService:
         await self._idle.wait()
 
     async def cancel(self, request: inference_pb2.CancelRequest, _context: Context) -> inference_pb2.CancelResponse:
-        """Ends a job, whoever waits for it."""
+        """Ends a job, whoever waits for it; or, for a caller who leaves, one that is that caller's."""
         admission.check_request_id(request.request_id)
-        finished = await self._jobs.cancel(request.request_id)
+        admission.check_caller(request.caller)
+        caller = calls_of(request.caller) if request.caller else None
+        finished = await self._jobs.cancel(request.request_id, caller=caller)
         return inference_pb2.CancelResponse(cancelled=finished is Finished.ENDED)
 
     async def get_model(self, request: inference_pb2.GetModelRequest, _context: Context) -> inference_pb2.Model:
@@ -137,7 +140,7 @@ class InferenceService:
         request_id = request.request_id or uuid.uuid4().hex
         digest = digest_of(request)
         # In the relay's books before the broker has the job: no delivery can be missed.
-        with self._relay.open(request_id, admission.choices(request)) as stream:
+        with self._relay.open(request_id, admission.choices(request), caller=request.caller) as stream:
 
             async def make() -> Order:
                 return await self._order(request, request_id, digest, stream.caller, context, call)
@@ -152,11 +155,13 @@ class InferenceService:
 
     async def _attach(self, request: inference_pb2.AttachRequest, context: Context, call: Call) -> str:
         admission.check_request_id(request.request_id)
+        admission.check_caller(request.caller)
         record = await self._jobs.get(request.request_id)
         if record is None:
             raise JobNotFound(request.request_id)
         admission.check_after(request.after, record)
-        with self._relay.open(request.request_id, len(record.next), request.after) as stream:
+        choices = len(record.next)
+        with self._relay.open(request.request_id, choices, request.after, caller=request.caller) as stream:
             # Nobody's leaving ends a detached one, so it may as well be read as fast as can be.
             watches = request.watch and not record.detached
             asked = Asked(stream, context, call, record.detached or watches, watches=watches)

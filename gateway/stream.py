@@ -52,9 +52,10 @@ class Stream:
         request_id: str,
         choices: int,
         after: Mapping[int, int],
+        caller: str,
     ) -> None:
         self.request_id = request_id
-        self.caller = new_caller()
+        self.caller = new_caller(caller)
         """The call's name in the broker."""
         self.callers = {self.caller}
         """And those of calls that left the same job to this one. Under one of these the job may be ended."""

@@ -29,12 +29,13 @@ async def finish(
 ) -> Finished:
     """See ``Jobs.finish``."""
     keys = broker.keys
+    abandoned = finish == inference_pb2.CANCELLED and expect_caller is not None
     answer = await broker.script(
         "finish",
         [keys.job(request_id), keys.log(request_id)],
         [
             *(GROUP, keys.prefix, retention_ms, int(finish)),
-            encode_terminal(request_id, finish, failure, error),
+            encode_terminal(request_id, finish, failure, error, abandoned=abandoned),
             "" if expect_attempt is None else expect_attempt,
             "" if expect_gateway is None else expect_gateway,
             secrets.token_hex(8),

@@ -249,7 +249,8 @@ class Jobs:
         )
 
     async def cancel(self, request_id: str, *, caller: str | None = None) -> Finished:
-        """``finish`` with CANCELLED; with ``caller``, only while that call is the last one that asked for the job."""
+        """``finish`` with CANCELLED. With ``caller``, who has left, as abandoned: only while the name of the last call
+        that asked for the job begins so, and not if it is detached."""
         return await self.finish(
             request_id, finish=inference_pb2.CANCELLED, failure=job_pb2.FAILURE_NONE, error="", expect_caller=caller
         )

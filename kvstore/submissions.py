@@ -23,9 +23,14 @@ ROUTES_TTL_MS = 24 * 3600 * 1000
 """After the last of them."""
 
 
-def new_caller() -> str:
-    """A name for one call of a client."""
-    return secrets.token_hex(8)
+def new_caller(client: str = "") -> str:
+    """A name for one call of a client, by the name that this goes by, if any."""
+    return calls_of(client) + secrets.token_hex(8)
+
+
+def calls_of(client: str) -> str:
+    """What the names of all its calls begin with. `client`: has no colon."""
+    return f"{client}:"
 
 
 async def submit(

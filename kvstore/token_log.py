@@ -40,12 +40,20 @@ def encode(deliveries: Iterable[job_pb2.Delivery]) -> bytes:
     return job_pb2.Deliveries(deliveries=deliveries).SerializeToString()
 
 
-def encode_terminal(request_id: str, finish: inference_pb2.FinishReason, failure: job_pb2.Failure, error: str) -> bytes:
+def encode_terminal(
+    request_id: str,
+    finish: inference_pb2.FinishReason,
+    failure: job_pb2.Failure,
+    error: str,
+    *,
+    abandoned: bool = False,
+) -> bytes:
     """The last delivery of a job that is ended from outside: attempt 0, start 0, no usage. It ends every choice that is
     still open; its reader completes it from ``Jobs.get``."""
     delivery = job_pb2.Delivery(request_id=request_id, failure=failure)
     delivery.chunk.finish = finish
     delivery.chunk.error = error
+    delivery.chunk.abandoned = abandoned
     return encode([delivery])
 
 

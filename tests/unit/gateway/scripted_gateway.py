@@ -58,11 +58,13 @@ Act = GenerateResponse | Fail | Accept | Hang | Die | UntilCancelled
 
 @dataclass
 class Called:
-    """One call that a gateway got. `left`: the seconds that its deadline was away."""
+    """One call that a gateway got. `left`: the seconds that its deadline was away. The `request` is without the name of
+    its `caller`, which no two have."""
 
     verb: str
     request: Any
     left: float | None
+    caller: str
 
 
 class Gateway(inference_pb2_grpc.InferenceServicer):
@@ -71,6 +73,8 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
     def __init__(self, *script: list[Act]) -> None:
         self.calls: list[Called] = []
         self.cancelled: list[str] = []
+        self.leavers: list[str] = []
+        """Of each job that was cancelled: whose it was to be; empty: anybody's."""
         self.hanging = asyncio.Event()
         self.left = asyncio.Event()
         """The caller of a call that hung is gone."""
@@ -116,6 +120,7 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
         self.cancelled.append(request.request_id)
+        self.leavers.append(request.caller)
         self.cancelling.set()
         match self.at_cancel:
             case Fail(code, details, trailing):
@@ -125,7 +130,9 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.CancelResponse(cancelled=True)
 
     async def _act(self, verb: str, request: Any, context: Context) -> AsyncIterator[GenerateResponse]:
-        self.calls.append(Called(verb, request, context.time_remaining()))
+        caller = request.caller
+        request.ClearField("caller")
+        self.calls.append(Called(verb, request, context.time_remaining(), caller))
         for act in self._script.popleft() if len(self._script) > 1 else self._script[0]:
             match act:
                 case GenerateResponse():

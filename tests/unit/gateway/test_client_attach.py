@@ -83,8 +83,9 @@ async def test_what_nobody_knows_is_not_asked_for_again(before: list[GenerateRes
 
 
 async def test_a_cancelled_job_stays_cancelled() -> None:
-    """Also where it may have been a gateway that lost a connection."""
-    end = GenerateResponse(choices=1, chunks=[Chunk(start=2, finish=CANCELLED)], usage={"completion_tokens": 2})
+    """Also where it was a gateway that lost a connection: its payload is not known here."""
+    last = Chunk(start=2, finish=CANCELLED, abandoned=True)
+    end = GenerateResponse(choices=1, chunks=[last], usage={"completion_tokens": 2})
     async with running([[first(HALF[0]), HALF[1], Die()]], [[end]]) as fleet:
         assert told(await read(fleet)) == ([10, 11], "ab", ["CANCELLED"])
 

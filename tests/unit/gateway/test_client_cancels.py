@@ -86,11 +86,12 @@ async def test_who_gives_up_tells_the_gateways_that_do_not_stand_still(
 
 
 CANCEL = GenerateResponse(chunks=[Chunk(start=2, finish=CANCELLED)], usage={"completion_tokens": 2})
+ABANDONED = GenerateResponse(chunks=[Chunk(start=2, finish=CANCELLED, abandoned=True)], usage={"completion_tokens": 2})
 
 
 async def test_a_gateway_that_took_a_broken_connection_for_a_leaving_caller_has_cancelled_nothing() -> None:
     """The same request becomes a job of another id; the caller notices nothing of that."""
-    async with running([[*HALF, Die()]], [[CANCEL], [*HALF, *REST]]) as fleet:
+    async with running([[*HALF, Die()]], [[ABANDONED], [*HALF, *REST]]) as fleet:
         responses = await heard(fleet)
     assert told(responses) == WHOLE
     assert {each.request_id for each in responses} == {ID}
@@ -104,12 +105,9 @@ async def test_a_gateway_that_took_a_broken_connection_for_a_leaving_caller_has_
 DRAINING = Fail(UNAVAILABLE, "the gateway is stopping", (("retry-after-ms", "1"),))
 
 
-@pytest.mark.parametrize(("cut", "window"), [(DRAINING, 5.0), (Die(), 0.0)])
-async def test_who_cancels_a_job_elsewhere_has_cancelled_it(
-    monkeypatch: pytest.MonkeyPatch, cut: Act, window: float
-) -> None:
-    """Where no connection broke, or too long ago."""
-    monkeypatch.setattr(asking, "SEVERED_S", window)
+@pytest.mark.parametrize("cut", [DRAINING, Die()])
+async def test_who_cancels_a_job_elsewhere_has_cancelled_it(cut: Act) -> None:
+    """Also right after a connection broke."""
     async with running([[*HALF, cut]], [[CANCEL]]) as fleet:
         responses = await heard(fleet)
     assert told(responses) == ([10, 11], "ab", ["CANCELLED"])
@@ -117,19 +115,34 @@ async def test_who_cancels_a_job_elsewhere_has_cancelled_it(
     assert fleet.verbs == [["Generate"], ["Attach"]]
 
 
-async def test_a_gateway_that_never_took_a_call_has_not_cancelled_its_job() -> None:
-    """So CANCELLED is what somebody wanted."""
-    async with running([[Die()]], [[*HALF, CANCEL]]) as fleet:
-        assert told(await heard(fleet)) == ([10, 11], "ab", ["CANCELLED"])
-    assert fleet.verbs == [["Generate"], ["Generate"]]
-
-
-async def test_a_call_that_broke_once_it_was_taken_may_have_been_cancelled() -> None:
-    """Even where nothing had come of it yet."""
-    cancelled = GenerateResponse(chunks=[Chunk(finish=CANCELLED)])
-    async with running([[Accept(), Die()]], [[cancelled], [*HALF, *REST]]) as fleet:
+@pytest.mark.parametrize(("before", "verb"), [([], "Generate"), ([Accept()], "Attach")])
+async def test_a_job_may_have_been_abandoned_before_its_client_heard_of_it(before: list[Act], verb: str) -> None:
+    """Its gateway had taken the call, or was about to, when the connection broke."""
+    abandoned = GenerateResponse(chunks=[Chunk(finish=CANCELLED, abandoned=True)])
+    async with running([[*before, Die()]], [[abandoned], [*HALF, *REST]]) as fleet:
         assert told(await heard(fleet)) == WHOLE
-    assert fleet.verbs == [["Generate"], ["Attach", "Generate"]]
+    assert fleet.verbs == [["Generate"], [verb, "Generate"]]
+
+
+async def test_who_asks_again_for_what_it_gave_up_gets_it() -> None:
+    """Or for what another one gave up who had asked for the same."""
+    scripts: list[list[Act]] = [[HALF[0], Fail(UNAVAILABLE)], [ABANDONED], [*HALF, *REST]]
+    async with running(scripts) as fleet, Client(fleet.targets, patience_s=0.0) as client:
+        with pytest.raises(grpc.aio.AioRpcError):
+            [each async for each in client.generate(REQUEST)]
+        assert told([each async for each in client.generate(REQUEST)]) == WHOLE
+    first, again, anew = fleet.gateways[0].calls
+    assert [each.request.request_id == ID for each in (first, again, anew)] == [True, True, False]
+    # Who leaves is named by its calls, and no one else is.
+    assert fleet.gateways[0].leavers == [first.caller]
+    assert len({first.caller, again.caller, ""}) == 3
+    assert anew.caller == again.caller
+
+
+async def test_all_calls_for_one_request_name_one_caller() -> None:
+    async with running([[*HALF, Fail(UNAVAILABLE)], [Fail(UNAVAILABLE)], REST]) as fleet:
+        await heard(fleet)
+    assert len({each.caller for each in fleet.gateways[0].calls} | {""}) == 2
 
 
 async def cancelled_meanwhile(fleet: Fleet) -> list[GenerateResponse]:
@@ -146,14 +159,23 @@ async def cancelled_meanwhile(fleet: Fleet) -> list[GenerateResponse]:
 
 
 async def test_what_this_client_cancels_is_not_brought_back() -> None:
-    """Though its connection has just broken."""
-    async with running([[*HALF, Die()]], [[UntilCancelled(), CANCEL]]) as fleet:
+    """Though a gateway may have taken it for gone before."""
+    async with running([[*HALF, Die()]], [[UntilCancelled(), ABANDONED]]) as fleet:
         assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
-    assert (fleet.verbs, fleet.gateways[1].cancelled) == ([["Generate"], ["Attach"]], [ID])
+    assert (fleet.verbs, set(fleet.gateways[1].cancelled)) == ([["Generate"], ["Attach"]], {ID})
+
+
+@pytest.mark.parametrize("first", [[[*HALF, Die()]], []])
+async def test_what_is_cancelled_on_its_way_ends_once_it_is_accepted(first: list[list[Act]]) -> None:
+    """Who was told to cancel it did not know it yet."""
+    end = CANCEL if first else GenerateResponse(chunks=[Chunk(finish=CANCELLED)])
+    async with running(*([first] if first else []), [[UntilCancelled(), Accept(), end]]) as fleet:
+        assert told(await cancelled_meanwhile(fleet))[2] == ["CANCELLED"]
+    assert (fleet.gateways[-1].cancelled, fleet.gateways[-1].leavers) == ([ID, ID], ["", ""])
 
 
 async def test_what_was_brought_back_is_cancelled_by_the_name_that_its_caller_knows() -> None:
-    async with running([[*HALF, Die()]], [[CANCEL], [*HALF, UntilCancelled(), CANCEL]]) as fleet:
+    async with running([[*HALF, Die()]], [[ABANDONED], [*HALF, UntilCancelled(), CANCEL]]) as fleet:
         assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
     _, again = fleet.gateways[1].calls
     assert again.request.request_id != ID
@@ -170,7 +192,7 @@ async def test_what_was_cancelled_and_lost_is_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [(Die(), [[CANCEL]]), (Fail(UNAVAILABLE), [[Fail(grpc.StatusCode.NOT_FOUND)]])]
+    ("first", "second"), [(Die(), [[ABANDONED]]), (Fail(UNAVAILABLE), [[Fail(grpc.StatusCode.NOT_FOUND)]])]
 )
 async def test_an_answer_is_of_one_run_only(first: Act, second: list[list[Act]]) -> None:
     """Asked for under another id, or again under the same one."""

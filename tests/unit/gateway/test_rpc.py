@@ -104,11 +104,12 @@ def test_a_service_must_have_all_its_methods() -> None:
         service_handler(service, {"ListWorkers": Method(fleet_pb2.ListWorkersRequest, Context().abort)})
 
 
-def test_the_digest_is_of_all_but_the_id() -> None:
-    request = GenerateRequest(request_id="a", text="x", sampling=inference_pb2.Sampling(temperature=1.0))
+def test_the_digest_is_of_all_but_the_id_and_the_caller() -> None:
+    sampling = inference_pb2.Sampling(temperature=1.0)
+    request = GenerateRequest(request_id="a", text="x", sampling=sampling, caller="c")
     same = GenerateRequest(request_id="b", text="x", sampling=inference_pb2.Sampling(temperature=1.0))
     assert digest_of(request) == digest_of(same)
-    assert request.request_id == "a"
+    assert (request.request_id, request.caller) == ("a", "c")
     for other in (
         GenerateRequest(text="x"),  # unset is not the same as set to the default
         GenerateRequest(text="y", sampling=inference_pb2.Sampling(temperature=1.0)),

@@ -169,6 +169,7 @@ def test_a_line_of_json_has_all_that_a_chunk_has() -> None:
         logprobs=[one],
         prompt_logprobs=[one],
         stop_token=0,
+        abandoned=True,
     )
     shown = {"token_id": 0, "logprob": -0.5, "top": []}
     assert chunk_as_dict(chunk) == {
@@ -181,6 +182,7 @@ def test_a_line_of_json_has_all_that_a_chunk_has() -> None:
         "logprobs": [shown],
         "prompt_logprobs": [shown],
         "stop_token": 0,
+        "abandoned": True,
     }
     assert {field.name for field in Chunk.DESCRIPTOR.fields} == {"start", *chunk_as_dict(chunk)}
     (help_text,) = [" ".join(str(generate.command.help).split())]

@@ -78,7 +78,8 @@ def test_every_field_that_can_be_set_has_its_option() -> None:
     def fields(message: Any, prefix: str = "") -> set[str]:
         return {prefix + field.name for field in message.DESCRIPTOR.fields}
 
-    settable = fields(inference_pb2.GenerateRequest) - {"token_ids", "cache_salt", "detached", "sampling", "stopping"}
+    without = {"token_ids", "cache_salt", "detached", "caller", "sampling", "stopping"}
+    settable = fields(inference_pb2.GenerateRequest) - without
     settable |= fields(Sampling, "sampling.") | fields(Stopping, "stopping.")
     assert settable | {"prompt", "chat.messages"} == set(FLAGS)
     known = {flag for param in generate.command.params for flag in (*param.opts, str(param.human_readable_name))}
