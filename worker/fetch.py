@@ -150,10 +150,11 @@ class Fetch:
         return []
 
     async def _prepare(self, names: list[PageName], until: float, own: Coming) -> None:
-        while names and (coming := self._coming.get(names[0].hash)) is not None:
+        # They were looked up in an earlier turn of the event loop: a fetch may have ended in between.
+        own.handed |= self._posted.intersection(name.hash for name in names)
+        while (names := self._lacking(names)) and (coming := self._coming.get(names[0].hash)) is not None:
             await coming.done.wait()  # another request has the same prefix
             own.handed |= coming.handed.intersection(name.hash for name in names)
-            names = self._lacking(names)
         if not names:
             return
         mine = [name.hash for name in names if name.hash not in self._coming]

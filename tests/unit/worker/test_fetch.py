@@ -184,6 +184,21 @@ async def test_equal_prompts_wait_for_one_fetch() -> None:
     assert world.offered() == [0, 1, 2, 3, 4]
 
 
+async def test_what_has_come_since_it_was_found_lacking_is_not_fetched_again() -> None:
+    """A fetch may end in the turn of the event loop between the look and the begin of the next one."""
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    world.takes = False
+    lacking = world.fetch.lacking(request("a", PROMPT))
+    await world.prepare()
+    assert await world.fetch.prepare(lacking) == 5 * BS  # it has come for both
+    assert world.shop.store.calls == ["covered", "fetch"]
+    world.take()
+    await world.fetch.prepare(lacking)
+    assert world.shop.store.calls == ["covered", "fetch"]
+    assert world.shop.events() == {"fetched": 5, "adopted": 5}
+
+
 async def test_no_more_than_the_buffer_waits_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.page_client.FETCH_BYTES", FORM.value_bytes)
     world = World(buffer_pages=2)
