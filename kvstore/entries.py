@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 NEW = ">"
 """Entries that no consumer has been given yet."""
+PENDING_AT_ONCE = 16
+"""Entries per read of what is pending, at least. Mostly they run already, so that no room is needed for them; and what
+is new waits until all of them are looked through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class EntryReader:
         position = self._position.get(consumer, "0")
         try:
             if position is not None:
-                pending = await self._fetch(client, consumer, position, count, 0)
+                pending = await self._fetch(client, consumer, position, max(count, PENDING_AT_ONCE), 0)
                 if pending:
                     self._position[consumer] = pending[-1].entry_id
                     return pending

@@ -142,8 +142,9 @@ class Jobs:
     ) -> list[Entry]:
         """Up to ``count`` entries of the worker's stream; empty after ``block_ms`` without any, or sooner.
 
-        After a failed or cancelled read (and at first) the consumer's own pending entries come first, as a reply that
-        was lost may have carried them: ``claim`` then repeats claims of jobs that already run, see ``Claim.entry_id``.
+        After a failed or cancelled read (and at first) the consumer's own pending entries come first, more at a time,
+        as a reply that was lost may have carried them: ``claim`` then repeats claims of jobs that already run, see
+        ``Claim.entry_id``.
         """
         return await self._reader.read(blocking_client, worker, incarnation, count, block_ms)
 

@@ -11,6 +11,7 @@ import pytest
 from kvstore.client import BrokerConfig, connect
 from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.embedded import EmbeddedBroker
+from kvstore.entries import PENDING_AT_ONCE
 from kvstore.jobs import Commit, Submitted
 from octavo.v1 import inference_pb2
 
@@ -185,12 +186,22 @@ async def test_a_claim_that_is_lost_while_nobody_reads_is_made_again(stage: Stag
     await stage.reader.connection_pool.disconnect()
     assert await next_claims() == []
     stage.jobs.read_again(worker.id, worker.incarnation)
-    assert await next_claims() == [("r1", claim.entry_id, 1)]
-    ((name, _, attempt),) = await next_claims()
+    first, (name, _, attempt) = await next_claims()
+    assert first == ("r1", claim.entry_id, 1)
     assert (name, attempt) == ("r2", 1)  # claimed before: the same claim again
     assert await next_claims() == []
     for name in ("r1", "r2"):
         assert await stage.commit(worker, chunk(name, 0, [1], finish=inference_pb2.STOP)) == [Commit.WRITTEN]
+
+
+async def test_what_is_pending_is_looked_through_in_few_reads(stage: Stage) -> None:
+    """However few new jobs there is room for: they wait behind it."""
+    worker = await stage.worker()
+    for index in range(PENDING_AT_ONCE + 2):
+        await stage.running(f"r{index}", worker)
+    stage.jobs.read_again(worker.id, worker.incarnation)
+    read = [await stage.jobs.next_entries(stage.reader, worker.id, worker.incarnation, 1, 1) for _ in range(3)]
+    assert [len(entries) for entries in read] == [PENDING_AT_ONCE, 2, 0]
 
 
 async def test_to_read_again_does_not_get_lost_in_a_read_that_is_under_way(stage: Stage) -> None:

@@ -180,7 +180,8 @@ async def test_the_ends_of_several_choices_repeated(far: Stage, proxy: Proxy) ->
     assert await far.load(worker) == (1, 10)
 
 
-async def test_entries_of_a_lost_read_are_read_again(far: Stage, proxy: Proxy) -> None:
+async def test_entries_of_a_lost_read_are_read_again(far: Stage, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.entries.PENDING_AT_ONCE", 1)
     worker = await far.worker()
     running = await far.running("r0", worker)
     await far.submit("r1", worker)
