@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvstore import token_log
-from kvstore.errors import BrokerFull, BrokerUnreachable
+from kvstore.errors import BrokerAuth, BrokerFull, BrokerUnreachable
 from kvstore.outage import Outage
 from octavo.v1 import job_pb2
 from worker.past import Gathered, PastLost, RolledBack
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 NOT_YET: Final = sys.maxsize
 """No step has seen so many changes: of jobs that the engine has not got."""
 RETRY_S = 0.2
+UNREADABLE: Final = "the worker could not go on from what this job has said; what it logs tells why"
+"""What callers are told; what was raised may name the broker."""
 READERS: Final = 4
 """Jobs whose logs are read at a time: after an outage all that run here may have to go on."""
 
@@ -63,11 +65,11 @@ class Arrivals:
         read_log: ReadLog,
         hand_over: HandOver,
         went_on: Callable[[str], None],
-        give_again: Callable[[], None],
+        give_again: Callable[[str, str], None],
     ) -> None:
         """``read_log`` gives all that a job has said, in pages; it raises KvError. ``hand_over`` takes deliveries to
         commit. ``went_on`` is told of jobs that don't begin: after an earlier "attempt", or after a "gap" in the log.
-        ``give_again`` has all claims repeated."""
+        ``give_again`` has the claim of a job repeated, by its id and entry."""
         self._journal = journal
         self._stepper = stepper
         self._pages = pages
@@ -107,7 +109,7 @@ class Arrivals:
             jobs = (self._journal.running.get(request_id), self._journal.ending.get(request_id))
             here = any(each is not None and each.is_of(attempt, entry) for each in jobs)
             if not here:  # should Redis have it for ours all the same, it is to be begun
-                self._give_again()
+                self._give_again(request_id, entry)
             return RolledBack.TOO_OFTEN if here else RolledBack.NOT_OURS
         self._stepper.abort(request_id)
         self._went_on("gap")
@@ -137,9 +139,9 @@ class Arrivals:
             await self._fetch(request, past)
         except PastLost as lost:
             await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, str(lost))
-        except Exception as error:  # a fault of ours, which must not leave the job to nobody
+        except Exception:  # a fault of ours, or a log that is none: the job must not be left to nobody
             logger.exception("going on with %s failed", request.request_id)
-            await self._fail(job, job_pb2.FAILURE_INTERNAL, f"{type(error).__name__}: {error}")
+            await self._fail(job, job_pb2.FAILURE_INTERNAL, UNREADABLE)
         else:
             if self._ours(job):
                 job.go_on(past)
@@ -153,7 +155,7 @@ class Arrivals:
                     gathered = Gathered(choices)
                     async for page in self._read_log(job.claim.job.request_id):
                         gathered.add(page)
-            except (BrokerUnreachable, BrokerFull) as error:  # others do not pass
+            except (BrokerUnreachable, BrokerAuth, BrokerFull) as error:  # others do not pass
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
             else:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvstore.doorbell import RECONNECTED, Doorbell
+from kvstore.entries import Entry
 from kvstore.errors import KvError
 from kvstore.jobs import Claim, Jobs, JobState
 from kvstore.outage import Outage
@@ -15,7 +16,6 @@ from worker.arrivals import NOT_YET
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
-    from kvstore.entries import Entry
     from worker.journal import Journal
     from worker.rates import Rates
 
@@ -63,6 +63,10 @@ class Intake:
         """Claims of jobs, a write of which was refused, that nobody has looked into yet."""
         self._doubted: set[str] = set()
         """Their entries, and that of the one that is looked into: each is asked for once, however many are refused."""
+        self._again: dict[str, Entry] = {}
+        """By their ids: entries whose claims are to be repeated."""
+        self._ended: set[tuple[str, int]] = set()
+        """Entries and attempts of jobs that have ended here since the last claim was sent: its answer may be older."""
         self._rung: dict[str, float] = {}
         """Ids of jobs that are said to be over, with the time of the last word, the oldest first."""
         self._leaving = False
@@ -106,6 +110,20 @@ class Intake:
     def read_again(self) -> None:
         """Claims all once more that was read and has not ended: the broker may have a job for ours that nobody runs."""
         self._jobs.read_again(self._worker, self._incarnation)
+
+    def claim_again(self, request_id: str, entry_id: str) -> None:
+        """The same for the job of one entry."""
+        self._again[entry_id] = Entry(entry_id, request_id)
+
+    def ended(self, request_id: str, entry_id: str, attempt: int, *, refused: bool) -> None:
+        """This attempt has ended here. A repeated claim of it that nobody has taken yet is older than that end, or the
+        broker has lost the end: the next answer tells. It is asked for too where the end was ``refused``: should the
+        broker have the job for ours all the same, nobody runs it."""
+        self._ended.add((entry_id, attempt))
+        kept = [claim for claim in self._claims if (claim.entry_id, claim.attempt) != (entry_id, attempt)]
+        if refused or len(kept) < len(self._claims):
+            self.claim_again(request_id, entry_id)
+        self._claims = kept
 
     def drop(self, request_id: str, attempt: int) -> None:
         """A job's write was refused. What runs here under its id is mostly that attempt, and over; but it may be of one
@@ -166,9 +184,8 @@ class Intake:
             try:
                 # Entries whose claim failed are kept: Redis counts them as delivered and never gives them again.
                 if not (entries or self._leaving):
-                    entries = await self._jobs.next_entries(
-                        self._reader, self._worker, self._incarnation, min(max(self._free(), 1), READ_AT_ONCE), BLOCK_MS
-                    )
+                    entries = await self._next()
+                self._ended.clear()
                 claims = await self._jobs.claim(self._worker, self._incarnation, entries)
                 # The word that a job is over may have overtaken the answer to its claim.
                 over = {c.entry_id for c in claims if c.job.request_id in self._rung and await self._is_over(c)}
@@ -179,12 +196,28 @@ class Intake:
             outage.worked()
             entries = []
             if claims:
-                self._claims += [claim for claim in claims if claim.entry_id not in over]
-                self.update_room()
-                self.news.set()
+                self._keep([claim for claim in claims if claim.entry_id not in over])
         self.stopped = True
         self.news.set()
         await asyncio.Event().wait()
+
+    async def _next(self) -> list[Entry]:
+        """Entries to claim: again, or new ones. Raises KvError."""
+        if self._again:
+            again, self._again = [*self._again.values()], {}
+            return again
+        count = min(max(self._free(), 1), READ_AT_ONCE)
+        return await self._jobs.next_entries(self._reader, self._worker, self._incarnation, count, BLOCK_MS)
+
+    def _keep(self, claims: list[Claim]) -> None:
+        """Until they are taken."""
+        for claim in claims:
+            if (claim.entry_id, claim.attempt) in self._ended:
+                self.claim_again(claim.job.request_id, claim.entry_id)
+            else:
+                self._claims.append(claim)
+        self.update_room()
+        self.news.set()
 
     async def listen(self) -> None:
         """Notes jobs that are ended or moved elsewhere. Never returns. A word that is lost costs little: the next

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from worker.sampling.draw import TokenLogprobs
     from worker.sequence import Request
     from worker.step import Output
+    from worker.stepper import Refused
 
 _FINISH: dict[Finish, inference_pb2.FinishReason] = {
     Finish.STOP: inference_pb2.STOP,
@@ -59,6 +60,8 @@ class Running:
     """Whether anybody has, and with it of the route."""
     rollbacks: int = 0
     """How often the job was begun again from its log."""
+    unread: bool = False
+    """Whether the log is still to be read from which it was rolled back: until then nothing is known of its choices."""
 
     def is_of(self, attempt: int, entry: str) -> bool:
         """Whether it was claimed as this attempt, by this entry: ids may be submitted anew, attempts counted anew."""
@@ -71,6 +74,7 @@ class Running:
         self.open = {*choices} - past.ended
         self.unsettled = {*self.open}
         self.told = bool(past)
+        self.unread = False
 
 
 @dataclass(slots=True)
@@ -119,6 +123,7 @@ class Journal:
                     unsettled={*choices},
                     since=since,
                     rollbacks=job.rollbacks + 1,
+                    unread=True,
                 )
                 return self.running[request_id]
         return None
@@ -167,7 +172,9 @@ class Journal:
         return self.running.pop(request_id, None)
 
     def expired(self, now: float) -> list[str]:
-        return [i for i, job in self.running.items() if job.deadline is not None and job.deadline <= now]
+        """Jobs whose deadline has passed, once it is known where their ends belong."""
+        due = {i: job for i, job in self.running.items() if job.deadline is not None and job.deadline <= now}
+        return [i for i, job in due.items() if not job.unread]
 
     def gateways(self) -> set[str]:
         """Those whose death ends a job: of detached ones it does not."""
@@ -204,6 +211,14 @@ class Journal:
             delivery.usage.CopyFrom(_usage(job))
             self._end(job, output.choice)
         return delivery
+
+    def refuse(self, refused: Refused) -> list[job_pb2.Delivery]:
+        """Ends a job that the engine would not take, if it is still the one that was given to it."""
+        job = self.running.get(refused.request_id)
+        if job is None or job.since != refused.change:
+            return []
+        failure = job_pb2.FAILURE_INTERNAL if refused.replay else job_pb2.FAILURE_INVALID
+        return self.fail(refused.request_id, failure, refused.error)
 
     def fail(self, request_id: str, failure: job_pb2.Failure, error: str) -> list[job_pb2.Delivery]:
         """Ends a job from the shell: a terminal delivery for every open choice; none when the job is not ours."""

@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from kvstore.errors import KvError
 from kvstore.jobs import Commit, Jobs
 from kvstore.prefix_index import PrefixIndex
 from octavo.v1 import inference_pb2, job_pb2
@@ -33,6 +34,8 @@ from worker.stealing import Stealing
 from worker.stepper import Stepper, until_back
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvstore.client import Broker
     from kvstore.registry import ModelCard, WorkerInfo
     from worker.config import WorkerConfig
@@ -94,7 +97,7 @@ class WorkerLoop:
             pages.attach(engine, blocks, self._stepper.adopt, lambda: self._rates.now.prefill_tok_s)
         self._arrivals = Arrivals(
             *(self._journal, self._stepper, pages, log_of(broker), self._hand_over, metrics.went_on),
-            self._intake.read_again,
+            self._intake.claim_again,
         )
         self._stepped: list[Stepped] = []
         """What the engine's thread has told and nobody has taken yet."""
@@ -135,13 +138,16 @@ class WorkerLoop:
         if self._pages is not None:
             parts |= self._pages.parts(busy=lambda: bool(self._journal.running))
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-        drained = False
+        drained = innocent = False
         try:
             # Only the first ends by itself, when the worker is drained; of the others an end is a failure.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             drained = True
+        except KvError:
+            innocent = True  # its jobs are not what it broke of
+            raise
         finally:
             self._stepper.close()
             tasks += self._arrivals.preparing
@@ -150,7 +156,7 @@ class WorkerLoop:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._intake.close()
             await self._stealing.close()
-            await self._heartbeat.leave(goodbye=self._leaving.begun)
+            await self._heartbeat.leave(goodbye=innocent or self._leaving.begun)
             if self._pages is not None:
                 await self._pages.forget()
                 if drained:
@@ -190,12 +196,7 @@ class WorkerLoop:
         """What the engine's thread has told, in order: to the journal, and from there to the committer."""
         while self._stepped:
             stepped, began = self._stepped.pop(0), time.monotonic()
-            deliveries: list[job_pb2.Delivery] = []
-            for change, request_id, error, replay in stepped.refused:
-                job = self._journal.running.get(request_id)
-                if job is not None and job.since == change:
-                    failure = job_pb2.FAILURE_INTERNAL if replay else job_pb2.FAILURE_INVALID
-                    deliveries += self._journal.fail(request_id, failure, error)
+            deliveries = [d for each in stepped.refused for d in self._journal.refuse(each)]
             output = stepped.output
             self._held.apply(stepped.events)
             if output is not None:
@@ -260,10 +261,7 @@ class WorkerLoop:
         failed: list[job_pb2.Delivery] = []
         now = time.monotonic()
         claims, ended = self._intake.take()
-        for request_id in ended:
-            if self._journal.drop(request_id) is not None:
-                self._stepper.abort(request_id)
-                self._metrics.ended("dropped")
+        self._drop(ended, "dropped")
         for claim in claims:
             self._stealing.arrived()
             self._arrivals.take(claim, now)
@@ -272,16 +270,16 @@ class WorkerLoop:
             error = "the deadline passed while the worker ran the job"
             failed += self._journal.fail(request_id, job_pb2.FAILURE_DEADLINE, error)
         if self._leaving.time_is_up(now):
-            self._leave_behind()
+            # To the reaper these are jobs of a worker that is gone: they go on elsewhere, after what is committed.
+            self._drop([*self._journal.running], "left")
         await self._hand_over(failed)
 
-    def _leave_behind(self) -> None:
-        """What has not ended goes on elsewhere, after what is committed of it: to the reaper these are jobs of a worker
-        that is gone."""
-        for request_id in list(self._journal.running):
-            self._stepper.abort(request_id)
-            self._journal.drop(request_id)
-            self._metrics.ended("left")
+    def _drop(self, request_ids: Iterable[str], why: str) -> None:
+        """Runs these no longer."""
+        for request_id in request_ids:
+            if self._journal.drop(request_id) is not None:
+                self._stepper.abort(request_id)
+                self._metrics.ended(why)
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
         await self._committer.put(deliveries)
@@ -289,11 +287,12 @@ class WorkerLoop:
 
     def _settled(self, delivery: job_pb2.Delivery, entry: str, outcome: Commit) -> None:
         last = self._journal.settle(delivery, entry)
-        if outcome is Commit.FENCED:
+        refused = outcome is Commit.FENCED
+        if last:
+            self._intake.ended(delivery.request_id, entry, delivery.attempt, refused=refused)
+        if refused:
             self._metrics.fenced.inc()
             self._intake.drop(delivery.request_id, delivery.attempt)
-            if last:  # should Redis have it for ours all the same, nobody runs it
-                self._intake.read_again()
         elif last:
             self._metrics.ended(inference_pb2.FinishReason.Name(delivery.chunk.finish).lower())
             self._stealing.ended(delivery.usage.completion_tokens)

@@ -6,9 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kvstore.errors import BrokerAuth
 from kvstore.jobs import Finished, Rehomed, Target
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
-from tests.integration.worker.one_worker import LONG, Fleet, joined, running_worker
+from tests.integration.worker.one_worker import GATEWAY, LONG, Fleet, joined, running_worker
 from tests.support.waiting import until
 from worker import stepper
 from worker.errors import StuckError
@@ -67,6 +68,24 @@ async def test_a_worker_that_breaks_may_have_died_of_what_had_no_token(
         assert not await said_goodbye(fleet)
         (orphan,) = await fleet.jobs.orphans()
         assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("poison", "left", 1)
+
+
+async def test_who_breaks_for_the_brokers_sake_has_not_died_of_what_it_ran(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user may not subscribe any more."""
+    async with running_worker(broker, model_dir, tmp_path, ends_with=BrokerAuth) as fleet:
+        monkeypatch.setattr(fleet.worker.engine, "add", lambda *_: None)  # it never gets to a token
+        await fleet.submit("innocent", [5, 6, 7], LONG)
+        await until(lambda: has_claimed(fleet, "innocent"), within_s=10)
+        others = (broker.keys.channel(GATEWAY), broker.keys.help(fleet.worker.info.fingerprint))
+        try:
+            await broker.call("ACL", "SETUSER", "default", "resetchannels", *(f"&{name}" for name in others))
+            await until(lambda: has_gone(fleet), within_s=10)
+        finally:
+            await broker.call("ACL", "SETUSER", "default", "allchannels")
+        (orphan,) = await fleet.jobs.orphans()
+        assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("innocent", "left", 0)
 
 
 async def test_what_a_worker_leaves_behind_it_has_not_died_of(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client import BrokerConfig, connect
-from kvstore.jobs import Jobs
+from kvstore.jobs import Commit, Jobs
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.kvstore.proxy import Proxy
@@ -105,6 +105,14 @@ class World:
             return [*self.journal.running] == names
 
         await until(has_read, within_s=10)
+
+    async def end(self, name: str) -> None:
+        """As the committer does it, which tells nobody yet."""
+        job = self.journal.running[name]
+        chunk = inference_pb2.Chunk(token_ids=[1], finish=inference_pb2.LENGTH)
+        last = job_pb2.Delivery(request_id=name, attempt=job.claim.attempt, chunk=chunk)
+        committed = await self.jobs.commit("w0", self.info.incarnation, [last], None, [job.claim.entry_id])
+        assert committed.outcomes == [Commit.WRITTEN]
 
     def start(self, *names: str) -> None:
         """These have their first tokens."""

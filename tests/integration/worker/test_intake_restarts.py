@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from tests.integration.kvstore.proxy import Proxy
@@ -12,10 +14,12 @@ from tests.integration.worker.test_intake import World, reading
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from kvstore.client import Broker
+    from kvstore.entries import Entry
+    from kvstore.jobs import Claim
 
 LONG = 4000
 """Of a prompt: four of them are all that is read."""
@@ -115,6 +119,40 @@ async def test_a_job_whose_claim_was_lost_while_nobody_was_reading_is_claimed_ag
         # The claims of the others were repeated, and changed nothing.
         running = world.journal.running
         assert {name: (job.claim.entry_id, job.claim.attempt) for name, job in running.items()} == had
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_claim_that_is_older_than_the_end_of_its_job_is_asked_for_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
+    """It was on its way while the last delivery was committed. Only where the broker has ``lost`` that, it begins."""
+    async with reading(broker, {"r1": 3}) as world:
+        await world.read(["r1"])
+        had, answered = world.journal.running["r1"].claim, 0
+        claim = world.intake._jobs.claim
+
+        async def claim_late(worker: str, incarnation: str, entries: Sequence[Entry]) -> list[Claim]:
+            nonlocal answered
+            claims = await claim(worker, incarnation, entries)
+            if any(entry.entry_id == had.entry_id for entry in entries):
+                answered += 1
+                if answered == 1:
+                    if not lost:
+                        await world.end("r1")
+                    world.journal.drop("r1")
+                    world.intake.ended("r1", had.entry_id, had.attempt, refused=False)
+            return claims
+
+        async def answered_twice() -> bool:
+            return answered == 2
+
+        monkeypatch.setattr(world.intake._jobs, "claim", claim_late)
+        world.intake.read_again()
+        if lost:
+            assert await begin_again(world, "r1") == {"r1": (had.entry_id, had.attempt)}
+        await until(answered_twice, within_s=20)
+        await world.submit("next", 3)
+        assert [*await begin_again(world, "next")] == ["next"]
 
 
 async def test_what_is_over_is_not_claimed_again(broker: Broker) -> None:

@@ -13,7 +13,7 @@ from kvstore.page import names_of
 from octavo.v1 import inference_pb2, job_pb2
 from tests.unit.worker.page_store import BS, ROOT
 from worker import arrivals
-from worker.arrivals import NOT_YET, Arrivals
+from worker.arrivals import NOT_YET, UNREADABLE, Arrivals
 from worker.journal import Journal
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class World:
         self.went_on: list[str] = []
         self.reading = self.most_reading = 0
         """Logs that are read just now, and the most that ever were."""
-        self.given_again = 0
+        self.given_again: list[tuple[str, str]] = []
         self.arrivals = Arrivals(
             *(self.journal, cast("Stepper", self.stepper), given, self._read, self._hand_over, self.went_on.append),
             self._give_again,
@@ -101,8 +101,8 @@ class World:
         finally:
             self.reading -= 1
 
-    def _give_again(self) -> None:
-        self.given_again += 1
+    def _give_again(self, request_id: str, entry: str) -> None:
+        self.given_again.append((request_id, entry))
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
         self.failed += deliveries
@@ -267,4 +267,4 @@ async def test_a_fault_of_ours_ends_the_job_and_nothing_else() -> None:
     world = World(pages=False)
     world.take("a", 3, attempt=2, past=(1,))
     await world.prepared()
-    assert [(each.failure, each.chunk.error) for each in world.failed] == [(job_pb2.FAILURE_INTERNAL, "KeyError: 'a'")]
+    assert [(each.failure, each.chunk.error) for each in world.failed] == [(job_pb2.FAILURE_INTERNAL, UNREADABLE)]

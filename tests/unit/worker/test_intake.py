@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
+from kvstore.entries import Entry
 from kvstore.keys import Keys
 from tests.unit.worker.test_journal import make_claim
 from worker.intake import REMEMBERED_S, Intake
@@ -87,6 +90,26 @@ def test_what_does_not_run_any_more_is_not_dropped() -> None:
     intake._end(old)
     journal.open(later, now=0.0)
     assert intake.take() == ([], set())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_what_was_claimed_of_a_job_that_has_ended_since_is_asked_for_again(*, refused: bool) -> None:
+    """And nothing else is: not what waits, nor another life of its id, nor all that is pending."""
+    intake = make_intake(Journal("w0"))
+    stale, others = make_claim(), [make_claim(attempt=2), make_claim(entry="2-0")]
+    intake._keep([stale, *others])
+    intake.ended("r1", "1-0", 1, refused=refused)
+    assert intake.take()[0] == others
+    assert await intake._next() == [Entry("1-0", "r1")]
+    assert intake._again == {}
+
+
+async def test_an_end_that_was_refused_may_be_of_a_job_that_nobody_runs() -> None:
+    intake = make_intake(Journal("w0"))
+    intake.ended("r1", "1-0", 1, refused=False)
+    assert intake._again == {}
+    intake.ended("r1", "1-0", 1, refused=True)
+    assert await intake._next() == [Entry("1-0", "r1")]
 
 
 def test_words_are_remembered_for_a_while() -> None:

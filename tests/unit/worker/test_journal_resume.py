@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.v1 import inference_pb2
+from octavo.v1 import inference_pb2, job_pb2
 from tests.unit.worker.test_journal import make_claim, make_output
 from worker.journal import Journal
 from worker.past import Past
@@ -66,6 +66,23 @@ def test_a_job_that_is_rolled_back_is_counted_from_its_log(ending: bool) -> None
     assert last is not None
     assert last.usage.completion_tokens == 6
     assert journal.settle(last, "1-0")
+
+
+def test_a_job_that_is_rolled_back_ends_only_once_its_log_is_read() -> None:
+    """Of choices that the gap was not in, nobody knows until then where an end belongs."""
+    journal = Journal("w0")
+    journal.open(make_claim(n=2, remaining=5000), now=0.0)
+    for choice in (0, 1):
+        for start in range(4):
+            journal.record(make_output(choice=choice, start=start), now=1.0)
+    assert journal.expired(5.0) == ["r1"]
+    job = journal.roll_back("r1", 1, "1-0", {0: 2}, since=9)
+    assert job is not None
+    assert journal.expired(5.0) == []
+    job.go_on(Past({0: (5, 6), 1: (7,)}, frozenset()))
+    assert journal.expired(5.0) == ["r1"]
+    ends = journal.fail("r1", job_pb2.FAILURE_DEADLINE, "late")
+    assert [(end.chunk.choice, end.chunk.start) for end in ends] == [(0, 2), (1, 1)]
 
 
 def test_a_job_that_lost_its_first_delivery_tells_its_route_again() -> None:
