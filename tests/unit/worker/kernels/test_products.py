@@ -113,18 +113,19 @@ class TestLadder:
 
     def test_where_it_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
-        assert list(ladder(torch.bfloat16)) == ["widened", "plain"]
+        assert list(ladder(torch.bfloat16)) == ["widened", "padded", "plain"]
 
     def test_float32_and_weights_that_are_not_copied(self) -> None:
-        assert list(ladder(torch.float32)) == ["plain"]
+        assert list(ladder(torch.float32)) == ["plain", "padded"]
         assert list(ladder(torch.bfloat16, lean=True)) == ["plain"]
 
 
-@pytest.mark.parametrize("name", ["plain", "widened"])
+@pytest.mark.parametrize("name", ["plain", "widened", "padded"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_every_form_is_the_product(name: str, bias: bool) -> None:
+@pytest.mark.parametrize("inputs", [64, 33])
+def test_every_form_is_the_product(name: str, bias: bool, inputs: int) -> None:
     torch.manual_seed(0)
-    weight, added, x = torch.randn(40, 64), torch.randn(40), torch.randn(16, 64)
+    weight, added, x = torch.randn(40, inputs), torch.randn(40), torch.randn(16, inputs)
     weight, added, x = (given.bfloat16() for given in (weight, added, x))
     expected = x.double() @ weight.double().T + (added.double() if bias else 0)
     found = FORMS[name](weight, added if bias else None)(x)
