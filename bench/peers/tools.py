@@ -32,8 +32,8 @@ def run_tool(
     note(name)
     log.write(f"$ {' '.join(command)}\n")
     log.flush()
-    # Some packages ask make for as many compilers as there are files, and a hundred of them leave no memory. The load that
-    # make may add to is the one limit that their own wish does not overrule.
+    # Some packages ask make for as many compilers as there are files, and a hundred of them leave no memory. The load
+    # that make may add to is the one limit that their own wish does not overrule.
     variables = {**os.environ, "MAKEFLAGS": f"-l{(os.cpu_count() or 1) + 1}"}
     try:
         # A group of its own: a compiler that an installer has started is ended with it.
