@@ -161,7 +161,7 @@ class Bench:
         ids = [f"run-{index:d}-{number}" for number in range(self._config.chunks)]
         for request_id in ids:
             await self._submit(request_id, worker, [1], b"")
-        await self._claim(worker, ids)
+        entries = await self._claim(worker, ids)
         filled: list[tuple[bytes, ...]] = [()]
 
         async def once(turn: int) -> None:
@@ -171,7 +171,7 @@ class Bench:
                 new = tuple(self._dice.randbytes(16) for _ in range(BLOCKS_PER_CALL))
                 change = HeldChange(added=new, removed=filled[0])
                 filled[0] = new
-            committed = await self._jobs.commit(worker.id, worker.incarnation, step, change)
+            committed = await self._jobs.commit(worker.id, worker.incarnation, step, change, entries)
             if committed.outcomes != [Commit.WRITTEN] * len(step):
                 raise AssertionError("a step was not written")
 
@@ -189,15 +189,16 @@ class Bench:
 
         return await self._timed(name, once, self._config.calls)
 
-    async def _claim(self, worker: WorkerInfo, ids: Sequence[str]) -> None:
-        """Reads until all of `ids` are claimed; what came before them is claimed too, and left alone."""
+    async def _claim(self, worker: WorkerInfo, ids: Sequence[str]) -> list[str]:
+        """The entries of `ids`, once all are claimed; what came before them is claimed too, and left alone."""
         reader = self._broker.blocking()
-        missing = set(ids)
-        while missing:
+        claimed: dict[str, str] = {}
+        while not claimed.keys() >= set(ids):
             entries = await self._jobs.next_entries(reader, worker.id, worker.incarnation, 100, 100)
             claims = await self._jobs.claim(worker.id, worker.incarnation, entries)
-            missing -= {claim.job.request_id for claim in claims}
+            claimed.update((claim.job.request_id, claim.entry_id) for claim in claims)
         await reader.aclose()
+        return [claimed[request_id] for request_id in ids]
 
     async def _submit(self, request_id: str, worker: WorkerInfo, prompt: Sequence[int], route: bytes) -> None:
         job = job_pb2.Job(
