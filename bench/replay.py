@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.cost import Candidate, Cost, Rates, Work, cached
-from gateway.router import READY, Policy, route
-from kvstore.registry import Load
+from gateway.router import Policy, route
+from kvstore.registry import READY, Load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

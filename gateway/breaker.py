@@ -81,6 +81,8 @@ class Breaker:
     def refused(self, able: Collection[str], *, trials: bool = True) -> dict[str, str]:
         """Of the workers that could take a job, those that should not, with the reason: never all of them. `trials`:
         whether the job may be one that tells whether a worker works again."""
+        if not self._circuits:
+            return {}
         reasons = {each: reason for each in able if (reason := self._reason(each, trials=trials))}
         return reasons if len(reasons) < len(able) else {}
 

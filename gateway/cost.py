@@ -170,6 +170,11 @@ def cost(work: Work, candidate: Candidate) -> Cost:
     )
 
 
+def takers(candidates: Sequence[Candidate], refused: Container[str]) -> list[int]:
+    """Places of those that the job can be given to: ready, and not refused. `refused`: by incarnation."""
+    return [at for at, each in enumerate(candidates) if each.state == READY and each.incarnation not in refused]
+
+
 def costs_of(work: Work, candidates: Sequence[Candidate], refused: Container[str] = ()) -> list[Cost]:
     """Of giving the job to each of the candidates. `refused`: incarnations that can't, or should not, take it.
 
@@ -179,7 +184,9 @@ def costs_of(work: Work, candidates: Sequence[Candidate], refused: Container[str
     jobs is of no use to them.
     """
     found = [cost(work, each) for each in candidates]
-    able = [at for at, each in enumerate(candidates) if each.state == READY and each.incarnation not in refused]
+    if not work.repeats:
+        return found
+    able = takers(candidates, refused)
     most = max((candidates[at].held for at in able), default=0)
     holders = [found[at].total_s for at in able if candidates[at].held >= most]
     if not most or len(holders) >= COPIES * work.repeats * min(holders):

@@ -10,15 +10,16 @@ from gateway.errors import STARTING, DeadlinePassed, NoWorker, Overloaded
 from gateway.placing import Booking, Need, Placing, is_full
 from gateway.prefixes import PromptHashes
 from gateway.record import record_of
-from gateway.router import READY, Decision
 from kvstore.errors import BrokerFull, QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted
+from kvstore.registry import READY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
     from gateway.models import Models, Served
     from gateway.pending import Promise
+    from gateway.router import Decision
     from kvstore.jobs import Jobs
     from kvstore.registry import WorkerInfo
     from octavo.v1 import job_pb2

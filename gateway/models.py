@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import STARTING, AdmissionError, GatewayError, ModelNotFound, NoWorker, shown
-from gateway.router import READY
+from kvstore.registry import READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.registry import Load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from kvstore.block_hash import BlockHash
 
@@ -109,6 +109,13 @@ class Promises:
         self._size = 0
         self._promises: dict[Promise, None] = {}
         self._hashes: defaultdict[str, Counter[BlockHash]] = defaultdict(Counter)
+        self._number: Counter[str] = Counter()
+        """Of promises, by incarnation."""
+
+    @property
+    def incarnations(self) -> Container[str]:
+        """Of the workers that something is promised to."""
+        return self._hashes
 
     def make(self, incarnation: str, hashes: Sequence[BlockHash]) -> Promise:
         """The worker will hold these, all full blocks of a prompt in order. To be forgotten by the caller."""
@@ -117,6 +124,7 @@ class Promises:
             self._promises[promise] = None
             self._size += len(hashes)
             self._hashes[incarnation].update(hashes)
+            self._number[incarnation] += 1
             while self._size > self._most:
                 self.forget(next(iter(self._promises)))
         return promise
@@ -127,14 +135,16 @@ class Promises:
             return
         del self._promises[promise]
         self._size -= len(promise.hashes)
+        self._number[promise.incarnation] -= 1
+        if not self._number[promise.incarnation]:
+            del self._number[promise.incarnation], self._hashes[promise.incarnation]
+            return
         counts = self._hashes[promise.incarnation]
         for each in promise.hashes:
             if counts[each] > 1:
                 counts[each] -= 1
             else:
                 del counts[each]
-        if not counts:
-            del self._hashes[promise.incarnation]
 
     def held(self, incarnation: str, hashes: Sequence[BlockHash]) -> int:
         """How many of a prompt's first blocks the worker will hold. What is promised is closed under prefix, like what

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from gateway.answers import MAX_MODELS, Answers
 from gateway.breaker import Breaker
-from gateway.cost import Candidate, Rates, Work, cached, level
+from gateway.cost import Candidate, Rates, Work, cached, level, takers
 from gateway.pending import Pending, Promises, added
 from gateway.prefixes import Index, Looks, PromptHashes, View, kind_of
 from gateway.repeats import ModelRepeats
-from gateway.router import READY, Decision, Policy, route
+from gateway.router import Decision, Policy, route
 from kvstore.jobs import charge
 from kvstore.registry import Load
 
@@ -140,7 +140,7 @@ class Placing:
     ) -> float:
         """How many jobs a second begin like this one, as far as that worker has it that has the most of those that
         could take it; 0: few."""
-        held = [each.held for each in candidates if each.state == READY and each.incarnation not in unable]
+        held = [candidates[at].held for at in takers(candidates, unable)]
         if need.repeats is None and held:
             # One kind of worker names prompts for all: the same one must not count twice, whoever holds most of it.
             names = min(workers, key=kind_of)
@@ -176,8 +176,13 @@ class Placing:
         )
 
     def _promised(self, workers: Sequence[WorkerInfo], hashes: PromptHashes) -> dict[str, int]:
-        """Blocks by worker id."""
-        return {each.id: self._promises.held(each.incarnation, hashes.of(each)) for each in workers}
+        """Blocks by worker id, of those that any are promised to."""
+        known = self._promises.incarnations
+        return {
+            each.id: self._promises.held(each.incarnation, hashes.of(each))
+            for each in workers
+            if each.incarnation in known
+        }
 
     def _candidates(self, need: Need, workers: Sequence[WorkerInfo], view: View, reading: int) -> list[Candidate]:
         unseen = self.pending.unseen_by(reading)
@@ -201,7 +206,7 @@ class Placing:
 
     def _unable(self, candidates: Sequence[Candidate], need: Need) -> Mapping[str, str]:
         """Who can't, or should not, take the job, and why."""
-        able = [each for each in candidates if each.state == READY and each.incarnation not in need.refused]
+        able = [candidates[at] for at in takers(candidates, need.refused)]
         full = self._seem_full(able)
         others = [each.incarnation for each in able if each.incarnation not in full]
         return {**full, **self.breaker.refused(others, trials=need.trials), **need.refused}

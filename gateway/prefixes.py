@@ -127,7 +127,8 @@ class Looks:
         promised: Callable[[], Mapping[str, int]],
         begin: Callable[[], object] = lambda: None,
     ) -> View:
-        """What each worker holds of the prompt, or is `promised` to (blocks by worker id), and what it is charged with.
+        """What each worker holds of the prompt, or is `promised` to (blocks by worker id, of some), and what it is
+        charged with.
 
         `begin` is called when its turn has come, before anything is read. Raises BrokerError when not even the loads
         can be read.
@@ -143,7 +144,7 @@ class Looks:
         if seen is None:
             index = Index.FALLBACK
             seen = {worker: Seen(0, load) for worker, load in (await self._registry.loads(workers)).items()}
-        held = _most(before, {worker: each.blocks for worker, each in seen.items()})
+        held = _most({worker: each.blocks for worker, each in seen.items()}, before)
         stored = await self._pages.look(workers, hashes, held) if self._pages is not None else {}
         # And what was promised meanwhile: what it has of that in the store as well counts once.
         now = _most(held, promised())
@@ -178,5 +179,6 @@ class Looks:
         return seen
 
 
-def _most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {worker: max(blocks, other[worker]) for worker, blocks in one.items()}
+def _most(found: dict[str, int], promised: Mapping[str, int]) -> dict[str, int]:
+    """The more of both. Not every worker is promised something."""
+    return found | {worker: max(found[worker], blocks) for worker, blocks in promised.items()}

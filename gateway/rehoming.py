@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from gateway.models import most_common
 from gateway.placing import Need
 from gateway.prefixes import PromptHashes
-from gateway.router import READY
 from kvstore.errors import BrokerAuth, BrokerUnreachable
 from kvstore.orphans import Rehomed, Target
+from kvstore.registry import READY
 
 if TYPE_CHECKING:
     from collections import Counter

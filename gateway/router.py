@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.cost import Candidate, Cost, Work, costs_of
-from kvstore.registry import READY
+from gateway.cost import Candidate, Cost, Work, costs_of, takers
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
-__all__ = ["READY", "Candidate", "Considered", "Decision", "Policy", "Work", "route"]
+__all__ = ["Candidate", "Considered", "Decision", "Policy", "Work", "route"]
 
 TIE: Final = 1.001
 
@@ -72,38 +71,36 @@ def route(
     `refused`: incarnation to reason, for workers that can't take this job. `last`: the worker that was chosen before
     this, for round-robin.
     """
-    found = zip(candidates, costs_of(work, candidates, refused), strict=True)
-    costs = {each.incarnation: each_cost for each, each_cost in found}
-    able = [each for each in candidates if each.state == READY and each.incarnation not in refused]
-    best = {each.incarnation for each in _best(able, costs, policy, last)}
-    winner = rng.choice([each for each in able if each.incarnation in best]) if best else None
-
-    def verdict(each: Candidate) -> str:
-        if each.incarnation in refused:
-            return refused[each.incarnation]
-        if each.state != READY:
-            return f"is {each.state}"
-        if winner is not None and each.incarnation == winner.incarnation:
-            return "chosen"
-        if policy is Policy.RANDOM:
-            return "not drawn"
-        if each.incarnation in best:
-            return "tied"
-        return "not its turn" if policy is Policy.ROUND_ROBIN else "costlier"
-
-    considered = tuple(Considered(each, costs[each.incarnation], verdict(each)) for each in candidates)
-    return Decision(work, policy, next((each for each in considered if each.verdict == "chosen"), None), considered)
+    costs = costs_of(work, candidates, refused)
+    able = takers(candidates, refused)
+    verdicts = [refused.get(each.incarnation, f"is {each.state}") for each in candidates]
+    if not able:
+        return Decision(work, policy, None, tuple(map(Considered, candidates, costs, verdicts)))
+    best = _best(able, candidates, costs, policy, last)
+    winner = rng.choice(best)
+    lost = "not its turn" if policy is Policy.ROUND_ROBIN else "costlier"
+    for at in able:
+        verdicts[at] = lost
+    for at in best:
+        verdicts[at] = "not drawn" if policy is Policy.RANDOM else "tied"
+    verdicts[winner] = "chosen"
+    considered = tuple(map(Considered, candidates, costs, verdicts))
+    return Decision(work, policy, considered[winner], considered)
 
 
-def _best(able: Sequence[Candidate], costs: Mapping[str, Cost], policy: Policy, last: str) -> list[Candidate]:
-    """Those between which nothing but chance decides."""
-    if not able or policy is Policy.RANDOM:
+def _best(
+    able: Sequence[int], candidates: Sequence[Candidate], costs: Sequence[Cost], policy: Policy, last: str
+) -> list[int]:
+    """Of the candidates at these places, one or more: those between which nothing but chance decides."""
+    if policy is Policy.RANDOM:
         return list(able)
     if policy is Policy.ROUND_ROBIN:
         # Those after the last one come before the others.
-        return [min(able, key=lambda each: (each.worker <= last, each.worker))]
+        return [min(able, key=lambda at: (candidates[at].worker <= last, candidates[at].worker))]
     if policy is Policy.LEAST_LOADED:
-        least = min(each.load.tokens for each in able)
-        return [each for each in able if each.load.tokens == least]
-    limit = TIE * min(costs[each.incarnation].total_s for each in able)
-    return [each for each in able if costs[each.incarnation].total_s <= limit]
+        tokens = [candidates[at].load.tokens for at in able]
+        least = min(tokens)
+        return [at for at, own in zip(able, tokens, strict=True) if own == least]
+    totals = [costs[at].total_s for at in able]
+    limit = TIE * min(totals)
+    return [at for at, total_s in zip(able, totals, strict=True) if total_s <= limit]

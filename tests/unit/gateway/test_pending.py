@@ -91,12 +91,14 @@ def test_what_several_promise_stands_until_the_last_is_forgotten() -> None:
     promises = Promises()
     short, long = chain(ROOT, range(8), 4), chain(ROOT, range(40), 4)
     first, second = promises.make("a", long), promises.make("a", short)
+    assert ("a" in promises.incarnations, "b" in promises.incarnations) == (True, False)
     promises.forget(first)
     assert promises.held("a", long) == 2
     promises.forget(first)
     assert promises.held("a", long) == 2
     promises.forget(second)
     assert (promises.held("a", long), len(promises)) == (0, 0)
+    assert "a" not in promises.incarnations
 
 
 def test_the_oldest_promises_go_when_there_are_too_many() -> None:
