@@ -22,6 +22,7 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from kvstore.jobs import Commit, Jobs
 from kvstore.prefix_index import HeldChange, PrefixIndex, Seen, short
+from kvstore.prompts import give
 from kvstore.registry import Load, Registry, WorkerInfo, new_incarnation
 from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
 
@@ -201,13 +202,8 @@ class Bench:
         return [claimed[request_id] for request_id in ids]
 
     async def _submit(self, request_id: str, worker: WorkerInfo, prompt: Sequence[int], route: bytes) -> None:
-        job = job_pb2.Job(
-            request_id=request_id,
-            model="bench",
-            prompt_token_ids=prompt,
-            stopping=inference_pb2.Stopping(max_tokens=64),
-            n=1,
-        )
+        job = job_pb2.Job(request_id=request_id, model="bench", stopping=inference_pb2.Stopping(max_tokens=64), n=1)
+        give(job, prompt)
         await self._jobs.submit(
             job,
             digest=b"bench",

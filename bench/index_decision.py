@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.placing import Need, Placing
 from gateway.prefixes import PromptHashes
 from gateway.record import record_of
+from kvstore.prompts import give
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -31,13 +32,8 @@ class Decisions:
 
     async def decide(self, request_id: str, workers: Sequence[WorkerInfo], prompt: Sequence[int]) -> str:
         """The id of the worker that has the job now. Raises BrokerError, WorkerGone."""
-        job = job_pb2.Job(
-            request_id=request_id,
-            model="bench",
-            prompt_token_ids=prompt,
-            stopping=inference_pb2.Stopping(max_tokens=64),
-            n=1,
-        )
+        job = job_pb2.Job(request_id=request_id, model="bench", stopping=inference_pb2.Stopping(max_tokens=64), n=1)
+        give(job, prompt)
         booking = await self._placing.place(Need(job, PromptHashes(job)), workers)
         if booking is None:
             raise AssertionError("no worker takes jobs")

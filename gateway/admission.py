@@ -31,6 +31,7 @@ from kvstore.limits import (
     MAX_TOP,
     MIN_REPETITION,
 )
+from kvstore.prompts import give
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -114,10 +115,9 @@ def resolve(
         if not request.stopping.HasField("max_tokens"):
             limit = f"must be at most {max_tokens}, which the context has room for after the prompt"
         raise AdmissionError("stopping.min_tokens", str(request.stopping.min_tokens), limit)
-    return job_pb2.Job(
+    job = job_pb2.Job(
         request_id=request_id,
         model=model,
-        prompt_token_ids=prompt,
         sampling=_resolved(request.sampling, seed),
         stopping=inference_pb2.Stopping(
             max_tokens=max_tokens,
@@ -134,6 +134,8 @@ def resolve(
         prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         detached=request.detached,
     )
+    give(job, prompt)
+    return job
 
 
 def choices(request: inference_pb2.GenerateRequest) -> int:

@@ -12,10 +12,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from kvstore.block_hash import chain, root
+from kvstore.block_hash import TOKEN_BYTES, chain_of, root
 from kvstore.errors import BrokerError
 from kvstore.outage import Outage
 from kvstore.prefix_index import Seen
+from kvstore.prompts import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS: Final = 1 << 17
 """Of a prompt that are looked for: what is longer is a hit as far as that at least."""
-HASHED_AT_ONCE: Final = 4096
+HASHED_AT_ONCE: Final = 16_384
 """Tokens, counted for each kind of worker, that are hashed on the spot, in a millisecond or two; more in a thread."""
 MATCH_S: Final = 0.25
 """How long the index may take. Without it a job is only placed worse, but it must not wait."""
@@ -95,8 +96,8 @@ class PromptHashes:
         return self._by_kind[kind_of(worker)]
 
     def _compute(self, kinds: set[Kind]) -> dict[Kind, list[BlockHash]]:
-        tokens = self._job.prompt_token_ids[:MOST_TOKENS]
-        return {kind: chain(_root(*kind, self._job.cache_salt), tokens, kind[1]) for kind in kinds}
+        tokens = encoded(self._job)[: TOKEN_BYTES * MOST_TOKENS]
+        return {kind: chain_of(_root(*kind, self._job.cache_salt), tokens, kind[1]) for kind in kinds}
 
 
 class Looks:

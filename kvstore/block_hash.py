@@ -15,7 +15,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, Final, NewType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,10 @@ BlockHash = NewType("BlockHash", bytes)
 
 VERSION = b"octavo/1"
 
+TOKEN_BYTES: Final = 4
+
 # array("I") is 4 bytes on every platform CPython supports, but C only promises 2.
-_NATIVE_U32 = array("I").itemsize == 4
+_NATIVE_U32 = array("I").itemsize == TOKEN_BYTES
 
 
 def root(fingerprint: str, block_size: int, salt: str = "", adapter: str = "") -> BlockHash:
@@ -49,27 +51,31 @@ def child(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 
     Raises OverflowError or ValueError when an id does not fit u32.
     """
-    return BlockHash(hashlib.sha256(parent + _encode(token_ids)).digest())
+    return BlockHash(hashlib.sha256(parent + encode(token_ids)).digest())
 
 
 def chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """Hashes of all full blocks of ``token_ids``, in order; a partly filled last block has none."""
+    return chain_of(root, encode(token_ids), block_size)
+
+
+def chain_of(root: BlockHash, encoded: bytes, block_size: int) -> list[BlockHash]:
+    """The same, of token ids that are encoded already."""
     if block_size < 1:
         raise ValueError(f"block_size {block_size} is below 1")
-    full = len(token_ids) // block_size
-    data = _encode(token_ids[: full * block_size])
-    stride = 4 * block_size
+    stride = TOKEN_BYTES * block_size
     hashes: list[BlockHash] = []
     parent = root
-    for start in range(0, full * stride, stride):
-        parent = BlockHash(hashlib.sha256(parent + data[start : start + stride]).digest())
+    for start in range(0, len(encoded) - stride + 1, stride):
+        parent = BlockHash(hashlib.sha256(parent + encoded[start : start + stride]).digest())
         hashes.append(parent)
     return hashes
 
 
-def _encode(token_ids: Sequence[int]) -> bytes:
+def encode(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they are hashed: TOKEN_BYTES each. Raises OverflowError or ValueError when one does not fit u32."""
     if not _NATIVE_U32:
-        return b"".join(token.to_bytes(4, "little") for token in token_ids)
+        return b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in token_ids)
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvstore.block_hash import TOKEN_BYTES
 from kvstore.endings import end_damaged
 from kvstore.keys import GROUP
-from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES, MAX_REST_BYTES, MAX_TOKEN_BYTES
+from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES, MAX_REST_BYTES
 from kvstore.records import Claim, parse_claim
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ async def claim(
     names = [keys.jobs(worker), keys.worker(worker), keys.load(worker, incarnation)]
     names += [keys.job(entry.request_id) for entry in entries]
     args: list[Any] = [GROUP, worker, incarnation, keys.load(worker, "")]
-    args += [MAX_REST_BYTES, MAX_TOKEN_BYTES, MAX_JOB_BYTES, MAX_CHOICES]
+    args += [MAX_REST_BYTES, TOKEN_BYTES, MAX_JOB_BYTES, MAX_CHOICES]
     args += [entry.entry_id for entry in entries]
     now, *answers = await broker.script("claim", names, args) or [0]
     claims: list[Claim] = []

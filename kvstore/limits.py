@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.block_hash import TOKEN_BYTES
+
 if TYPE_CHECKING:
     from octavo.v1 import job_pb2
 
@@ -39,12 +41,10 @@ MAX_TOP = 20
 MAX_PROMPT_LOGPROBS = 131072
 """Log-probabilities of one prompt: they travel in one chunk, of 1.5 MB then."""
 
-MAX_TOKEN_BYTES = 5
-"""A token id takes in a job, at most."""
 MAX_REST_BYTES = 65536
 """What a job takes beside its prompt, at most: 4096 biases of 13 bytes, 16 stop strings of 259, and little more."""
-MAX_JOB_BYTES = 16 * 2**20
-"""Where the context is not known. A request has 4 MiB at most, and of a byte of text comes no more than one token."""
+MAX_JOB_BYTES = TOKEN_BYTES * 4 * 2**20 + MAX_REST_BYTES
+"""Where the context is not known. A request has 4 MiB at most, and of a byte of it comes no more than one token."""
 
 
 def broken(job: job_pb2.Job) -> str:

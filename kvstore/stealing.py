@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_LOOK: Final = 16
 """Entries that one script call looks at, each some microseconds of the server's time."""
-MAX_PEEK_BYTES: Final = 256 * 1024
+MAX_PEEK_BYTES: Final = 320 * 1024
 """Of one payload: nobody looks at longer ones, which are taken for unknown to the thief. Some 80,000 tokens."""
 MAX_PEEK_TOTAL: Final = 2**20
 """Of all payloads in one answer."""

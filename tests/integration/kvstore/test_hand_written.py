@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvstore.block_hash import TOKEN_BYTES
 from kvstore.jobs import Commit, Finished, Rehomed, Submitted
-from kvstore.limits import MAX_JOB_BYTES, MAX_REST_BYTES, MAX_TOKEN_BYTES
+from kvstore.limits import MAX_JOB_BYTES, MAX_REST_BYTES
 from kvstore.registry import Load
 from octavo.v1 import inference_pb2, job_pb2
 
@@ -64,7 +65,7 @@ async def test_a_payload_may_be_as_long_as_the_workers_context_has_room_for(
 ) -> None:
     """Where Redis does not know it, because the lease has lapsed or is not ours, up to what any job may have."""
     worker = await stage.worker(context_length=1000)
-    most = MAX_REST_BYTES + 1000 * MAX_TOKEN_BYTES if context == "1000" else MAX_JOB_BYTES
+    most = MAX_REST_BYTES + 1000 * TOKEN_BYTES if context == "1000" else MAX_JOB_BYTES
     for request_id, size in (("exact", most), ("more", most + 1)):
         await stage.submit(request_id, worker)
         # Bytes of a field that nobody knows pad a message.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvstore.block_hash import TOKEN_BYTES
 from kvstore.jobs import Commit, Finished
 from kvstore.registry import Load, WorkerInfo
 from kvstore.scripts import load_scripts
@@ -91,11 +92,11 @@ async def test_long_payloads_are_left_out_and_answers_are_bounded(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, _ = await pair(stage)
-    await stage.submit("r0", victim, prompt=[7] * (MAX_PEEK_BYTES + 1))
+    await stage.submit("r0", victim, prompt=[7] * (MAX_PEEK_BYTES // TOKEN_BYTES))
     for number in range(1, 4):
         await stage.submit(f"r{number}", victim, prompt=[7] * 900)
     assert await seen(stage) == ["r1", "r2", "r3"]
-    monkeypatch.setattr("kvstore.stealing.MAX_PEEK_TOTAL", 2000)
+    monkeypatch.setattr("kvstore.stealing.MAX_PEEK_TOTAL", 8000)
     told = await peek(stage.broker, "w0")
     assert [each.job.request_id for each in told] == ["r1", "r2"]
     # Those that had no room come when the others are known.

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gateway.config import MAX_REQUEST_BYTES
 from kvstore import commits
+from kvstore.block_hash import TOKEN_BYTES
 from kvstore.entries import Entry
-from kvstore.limits import MAX_CHOICES, MAX_REST_BYTES, MAX_TOKEN_BYTES, broken
+from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES, MAX_REST_BYTES, broken
+from kvstore.prompts import give
 from kvstore.records import RECORD_FIELDS, JobState, charge, parse_claim, parse_job, parse_record
 from kvstore.token_log import MAX_BYTES, MAX_PUBLISHED
 from octavo.v1 import inference_pb2, job_pb2
@@ -78,7 +81,18 @@ def test_a_job_with_as_much_of_everything_as_may_be_is_read() -> None:
     assert broken(job) == ""
     payload = job.SerializeToString()
     assert parse_job(payload, "r" * 128) == job
-    assert len(payload) - len(job.prompt_token_ids) * MAX_TOKEN_BYTES <= MAX_REST_BYTES
+    assert len(payload) - len(job.prompt_token_ids) * TOKEN_BYTES <= MAX_REST_BYTES
+
+
+def test_a_request_of_nothing_but_token_ids_is_a_job_that_any_worker_reads() -> None:
+    """Four million ids of one byte each are the most that a request has."""
+    job = full()
+    job.ClearField("prompt_logprobs")
+    del job.prompt_token_ids[:]
+    give(job, [1] * MAX_REQUEST_BYTES)
+    payload = job.SerializeToString()
+    assert 4 * MAX_REQUEST_BYTES < len(payload) <= MAX_JOB_BYTES
+    assert len(parse_job(payload, "r" * 128).prompt_token_ids) == MAX_REQUEST_BYTES
 
 
 def longer(job: job_pb2.Job) -> None:
