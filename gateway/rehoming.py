@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvstore.jobs import Jobs
     from kvstore.orphans import Orphan
     from kvstore.registry import Registry, WorkerInfo
+    from octavo.v1 import job_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,9 @@ class Rehoming:
                     raise
                 except Exception:
                     # Those behind it must not wait for somebody to mend it.
-                    failing.add(orphan.job.request_id)
-                    if orphan.job.request_id not in self._failing:
-                        logger.exception("job %s of worker %s can't be moved", orphan.job.request_id, orphan.worker)
+                    failing.add(orphan.request_id)
+                    if orphan.request_id not in self._failing:
+                        logger.exception("job %s of worker %s can't be moved", orphan.request_id, orphan.worker)
         finally:
             self._failing = frozenset(failing)
             for promise in promises:
@@ -73,22 +74,27 @@ class Rehoming:
     async def _rehome(
         self, orphan: Orphan, live: Sequence[WorkerInfo], taken: set[str], promises: list[Promise]
     ) -> Rehomed:
-        """`taken`: workers that have a suspect, by incarnation, as far as this round has learnt."""
+        """`taken`: workers where no suspect may go, by incarnation, as far as this round has learnt."""
         workers = () if orphan.doomed else heirs(orphan, live)
-        while True:
+        job: job_pb2.Job | None = None
+        while workers:
             free = [each for each in workers if each.incarnation not in taken] if orphan.deaths else workers
-            if workers and not free:
+            if not free:
                 # Many may wait, and where they would go is not worth finding out. But that there are workers is.
                 return await self._jobs.rehome(orphan, anywhere(orphan, workers[0]))
-            booking = await self._placed(orphan, free)
+            job = job or await self._jobs.orphaned_job(orphan)
+            if job is None:
+                return Rehomed.STALE
+            booking = await self._placed(orphan, job, free)
             if booking is None:
-                return await self._jobs.rehome(orphan, None)
+                break
             promises.append(booking.promise)
             outcome = await self._move(orphan, booking)
-            if orphan.deaths and outcome in (Rehomed.MOVED, Rehomed.WAITING):
+            if outcome is Rehomed.WAITING or (orphan.alone and outcome is Rehomed.MOVED):
                 taken.add(booking.target.incarnation)
             if outcome is not Rehomed.WAITING:
                 return outcome
+        return await self._jobs.rehome(orphan, None)
 
     async def _move(self, orphan: Orphan, booking: Booking) -> Rehomed:
         target, applied = booking.target, True
@@ -101,12 +107,10 @@ class Rehoming:
             self._placing.settle(booking, applied=applied, stands=applied)
         return outcome
 
-    async def _placed(self, orphan: Orphan, workers: Sequence[WorkerInfo]) -> Booking | None:
-        if not workers:
-            return None
+    async def _placed(self, orphan: Orphan, job: job_pb2.Job, workers: Sequence[WorkerInfo]) -> Booking | None:
         need = Need(
-            orphan.job,
-            PromptHashes(orphan.job),
+            job,
+            PromptHashes(job),
             said=said_of(orphan),
             told=bool(orphan.next[0]),
             trials=False,
@@ -122,22 +126,20 @@ def said_of(orphan: Orphan) -> list[int]:
 def anywhere(orphan: Orphan, worker: WorkerInfo) -> Target:
     """A worker that has a suspect already, for one that waits: should the place be free by now, nothing is expected to
     be cached."""
-    return Target(worker.id, worker.incarnation, len(orphan.job.prompt_token_ids) + sum(said_of(orphan)), 0)
+    return Target(worker.id, worker.incarnation, orphan.prompt_tokens + sum(said_of(orphan)), 0)
 
 
 def heirs(orphan: Orphan, live: Sequence[WorkerInfo]) -> Sequence[WorkerInfo]:
     """Who may go on with a job: ready workers of its model, with room for it. Those of its fingerprint, which give the
     same bits, if there are any; else those whose tokenizer most of the others have, as for new jobs. But what a
     draining worker may bring to its end is for its own kind alone."""
-    job = orphan.job
-    longest = len(job.prompt_token_ids) + job.stopping.max_tokens
     able = [
         each
         for each in live
-        if each.model == job.model
+        if each.model == orphan.model
         and each.state == READY
         and each.incarnation != orphan.incarnation
-        and (not each.context_length or each.context_length >= longest)
+        and (not each.context_length or each.context_length >= orphan.longest)
     ]
     if kin := [each for each in able if each.fingerprint == orphan.fingerprint]:
         return kin

@@ -87,6 +87,7 @@ class Jobs:
         self._held_ttl_ms = HELD_LEASES * lease_ttl_ms
         self._orphan_wait_ms = int(orphan_wait_s * 1000)
         self._reader = EntryReader(broker)
+        self._looked: dict[str, str] = {}
 
     async def submit(
         self,
@@ -266,20 +267,20 @@ class Jobs:
 
     async def orphans(self) -> list[Orphan]:
         """Jobs that nobody will run: those of dead workers and of such as left, those that a replaced incarnation had
-        read, and those that a draining worker has not read, or said nothing of. Of each worker a hundred or so.
-
-        Clears up behind dead workers that have none left, and ends jobs that are not as we write them. Any gateway may
-        run this at any time, together with others.
+        read, and those that a draining worker has not read, or said nothing of. Of each worker a hundred or so; the
+        next look goes on behind them. Clears up behind the dead, and ends jobs that are not as we write them.
         """
-        return await orphans.find(self._broker, lease_ttl_ms=self._lease_ttl_ms, retention_ms=self._retention_ms)
+        return await orphans.find(self._broker, self._looked, self._lease_ttl_ms, self._retention_ms)
+
+    async def orphaned_job(self, orphan: Orphan) -> job_pb2.Job | None:
+        """What is to be run of an orphan. None: it isn't there any more, or was not as we write it, and is ended."""
+        return await orphans.read(self._broker, orphan, self._retention_ms)
 
     async def rehome(self, orphan: Orphan, target: Target | None) -> Rehomed:
         """Moves an orphan into the stream of a worker that is alive and ready, once; see Rehomed for what else may
-        become of it. One that is doomed ends, whatever the target; one without a target waits a while for one. What
-        a draining worker has read is moved, or left to it.
-
-        Its next attempt begins when the target claims it, and goes on after the last committed token; whoever had it
-        is refused from now on, and told on its channel.
+        become of it. One that is doomed ends, whatever the target; one without a target waits a while for one. What a
+        draining worker has read is moved, or left to it. Its next attempt begins when the target claims it; whoever had
+        it is refused from now on, and told on its channel.
         """
         return await rehoming.rehome(
             self._broker,

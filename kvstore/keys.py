@@ -20,10 +20,10 @@ name                            type                what
                                                     the load), prefill (prompt tokens charged as not cached, until the
                                                     first delivery), prompt_tokens, predicted (cached tokens, by who
                                                     sent it where it is), cached_tokens, fetched_tokens (of
-                                                    those, from the page store), fingerprint (of the worker's
-                                                    model), deaths (workers in a row that died of it),
-                                                    detached ("1": nobody's leaving ends it), orphaned_ms (when it
-                                                    was first found with no worker to run it), mover (call that
+                                                    those, from the page store), fingerprint and model
+                                                    (of the worker), deaths (workers in a row that died of it),
+                                                    fruitless (workers in a row that ran it and got no token),
+                                                    detached ("1": nobody's leaving ends it), mover (call that
                                                     moved it to another worker last), route (its id in
                                                     ``routes``), stolen_from (worker), finish (of the choice that
                                                     ended last, or from outside), finisher. No TTL until it ended.
@@ -41,6 +41,9 @@ name                            type                what
 ``suspect:<worker>``            string with TTL     request id of the suspect that was moved there last: a job
                                                     that a worker may have died of. Believed as far as that job
                                                     is there still, and has no token since.
+``orphaned:<worker>``           hash with TTL       by incarnation and what became of it: since when its jobs
+                                                    have nobody to run them (Redis clock, ms). Gone where
+                                                    somebody can, or nobody looks.
 ``ledger``                      hash                jobs ever accepted, and of those: finished, failed, cancelled,
                                                     expired, dead. With the entries of all streams they add up.
 ``dead:jobs``                   hash with TTL       octavo.v1.DeadJob by request id: jobs that too many workers died
@@ -122,6 +125,9 @@ class Keys:
 
     def suspect(self, worker: str) -> str:
         return self._name("suspect", worker)
+
+    def orphaned(self, worker: str) -> str:
+        return self._name("orphaned", worker)
 
     @property
     def ledger(self) -> str:

@@ -4,9 +4,11 @@ what a draining worker has read and said nothing of yet: that is moved where it 
 
 ::
 
-    Jobs.orphans() --> a gateway routes each --> Jobs.rehome(orphan, target)
+    Jobs.orphans() --> a gateway reads what can be moved, and routes it --> Jobs.rehome(orphan, target)
 
-Any gateway may do this at any time, next to others: what is found only says where to look, ``rehome.lua`` decides.
+Orphans are looked at in order, a hundred of each worker at a time, and come without their prompts: those for which
+there is no worker are met again and again. Any gateway may do this at any time, next to others: what is found only says
+where to look, ``rehome.lua`` decides.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from kvstore.endings import end_damaged
 from kvstore.errors import BrokerAuth, BrokerError, BrokerUnreachable
 from kvstore.keys import GROUP
 from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES
-from kvstore.records import MOST_ATTEMPTS, JobState, number, parse_job, parse_positions
+from kvstore.records import (
+    MOST_ATTEMPTS,
+    MOST_TOKENS,
+    JobState,
+    number,
+    parse_job,
+    parse_positions,
+    require_choices,
+)
 from kvstore.worker_info import DRAINING
 
 if TYPE_CHECKING:
@@ -33,15 +43,15 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS: Final = 3
 """Workers that die while they run a job and get no token of it: then it is taken for the cause."""
-MAX_ATTEMPTS: Final = 10
-"""Workers that run a job, at most, whatever comes of it."""
+MAX_FRUITLESS: Final = 10
+"""Workers in a row that run a job and get no token of it, however they end."""
+ALONE_DEATHS: Final = 2
+"""From so many deaths on a suspect goes where no other one is."""
 
 DRAINS: Final = "is draining"
 
 _BATCH: Final = 100
 """Entries that one script call looks at, for some 10 microseconds of the server's time each."""
-_BATCH_BYTES: Final = 4 * 2**20
-"""Of payloads that one call returns, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,11 @@ class Orphan:
     why: str
     """What became of the worker: "died", "left", "was restarted", "is draining"."""
     entry_id: str
-    job: job_pb2.Job
+    request_id: str
+    model: str
+    prompt_tokens: int
+    longest: int
+    """Tokens that its worker's context needs room for: of the prompt, and the longest answer that was asked for."""
     attempt: int
     """How often it has been claimed so far."""
     next: tuple[int, ...]
@@ -66,9 +80,13 @@ class Orphan:
     """Of the model that its tokens were computed with, or were to be; empty: unknown."""
     deaths: int
     """Workers in a row that died of it, this one included. From 1 on it is a suspect."""
+    fruitless: int
+    """Workers in a row that ran it and got no token, this one included."""
     state: JobState
     seen_ms: int
     """When this was found, by the broker's clock."""
+    waited_ms: int
+    """For how long jobs of that incarnation have had nobody to run them."""
 
     @property
     def kept(self) -> bool:
@@ -78,14 +96,19 @@ class Orphan:
     @property
     def doomed(self) -> bool:
         """No worker is to run it again."""
-        return self.deaths >= MAX_DEATHS or self.attempt >= MAX_ATTEMPTS
+        return self.deaths >= MAX_DEATHS or self.fruitless >= MAX_FRUITLESS
+
+    @property
+    def alone(self) -> bool:
+        """No other suspect is to be where it is."""
+        return self.deaths >= ALONE_DEATHS
 
     @property
     def verdict(self) -> str:
         """Why that is, for its caller."""
         if self.deaths >= MAX_DEATHS:
             return f"{self.deaths} workers died while they ran it"
-        return f"{self.attempt} workers ran it, and none came to its end"
+        return f"{self.fruitless} workers in a row ran it, and none got a token of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +133,20 @@ class Rehomed(Enum):
     DEAD = "dead"
     """It ended with FAILURE_DEAD, and is kept among the dead."""
     WAITING = "waiting"
-    """There is no target yet, or that has a suspect already and this is one; it stays where it is."""
+    """There is no target yet, or that has a suspect and one of the two must be alone; it stays where it is."""
     STALE = "stale"
     """It is not as it was found (somebody else did it, or its worker is back), or the target is gone: look again."""
 
 
-async def find(broker: Broker, *, lease_ttl_ms: int, retention_ms: int) -> list[Orphan]:
-    """See ``Jobs.orphans``."""
+async def find(broker: Broker, looked: dict[str, str], lease_ttl_ms: int, retention_ms: int) -> list[Orphan]:
+    """See ``Jobs.orphans``. ``looked``: by worker, the entry that the next look goes on behind; it is kept up here."""
     found: list[Orphan] = []
-    for worker in await _suspicious(broker):
+    suspicious = await _suspicious(broker)
+    for worker in looked.keys() - suspicious:
+        del looked[worker]
+    for worker in suspicious:
         try:
-            found += await _of_worker(broker, worker, lease_ttl_ms, retention_ms)
+            found += await _of_worker(broker, worker, looked, lease_ttl_ms, retention_ms)
         except (BrokerUnreachable, BrokerAuth):
             raise
         except BrokerError as error:
@@ -152,38 +178,66 @@ async def _suspicious(broker: Broker) -> list[str]:
     return found
 
 
-async def _of_worker(broker: Broker, worker: str, lease_ttl_ms: int, retention_ms: int) -> list[Orphan]:
+async def _of_worker(
+    broker: Broker, worker: str, looked: dict[str, str], lease_ttl_ms: int, retention_ms: int
+) -> list[Orphan]:
     keys = broker.keys
-    names = [keys.workers, keys.worker(worker), keys.jobs(worker)]
-    args = [GROUP, keys.prefix, worker, lease_ttl_ms, _BATCH, _BATCH_BYTES, MAX_JOB_BYTES, MAX_CHOICES]
-    now, why, *told = await broker.script("orphans", names, args) or [0, b""]
+    names = [keys.workers, keys.worker(worker), keys.jobs(worker), keys.orphaned(worker)]
+    args = [GROUP, keys.prefix, worker, lease_ttl_ms, looked.get(worker, ""), _BATCH, MAX_CHOICES]
+    now, behind, *told = await broker.script("orphans", names, args) or [0, b""]
+    looked[worker] = behind.decode()
     found: list[Orphan] = []
     for head in told:
         try:
-            found.append(_parse(worker, why.decode(), head, int(now)))
+            found.append(_parse(worker, head, int(now)))
         except ValueError as error:
-            request_id = head[1].decode(errors="replace")
-            logger.warning("job %s ended: %s", request_id, error)
-            await end_damaged(broker, request_id, str(error), retention_ms=retention_ms)
+            await _end(broker, head[1].decode(errors="replace"), error, retention_ms)
     return found
 
 
-def _parse(worker: str, why: str, head: Sequence[Any], now_ms: int) -> Orphan:
+async def _end(broker: Broker, request_id: str, error: ValueError, retention_ms: int) -> None:
+    logger.warning("job %s ended: %s", request_id, error)
+    await end_damaged(broker, request_id, str(error), retention_ms=retention_ms)
+
+
+def _parse(worker: str, head: Sequence[Any], now_ms: int) -> Orphan:
     """From what orphans.lua tells of a job. Raises ValueError when that isn't what we write."""
-    entry_id, request_id, payload, attempt, state, incarnation, fingerprint, deaths, choices, *positions = head
-    job = parse_job(payload, request_id.decode())
-    past, ended = parse_positions(positions, choices, job)
+    entry_id, request_id, why, size, attempt, state, incarnation, fingerprint, model, *numbers = head
+    prompt_tokens, charge, deaths, fruitless, waited_ms, choices, *positions = numbers
+    if size > MAX_JOB_BYTES:
+        raise ValueError(f"its payload has {size} bytes, of {MAX_JOB_BYTES} at most")
+    past, ended = parse_positions(positions, choices)
+    prompt = number(prompt_tokens, MOST_TOKENS)
     return Orphan(
         worker=worker,
         incarnation=incarnation.decode(),
-        why=why,
+        why=why.decode(),
         entry_id=entry_id.decode(),
-        job=job,
+        request_id=request_id.decode(),
+        model=model.decode(),
+        prompt_tokens=prompt,
+        longest=prompt + max(number(charge, MAX_CHOICES * MOST_TOKENS) - prompt, 0) // len(past),
         attempt=number(attempt, MOST_ATTEMPTS),
         next=past,
         ended=ended,
         fingerprint=fingerprint.decode(),
         deaths=number(deaths, MOST_ATTEMPTS),
+        fruitless=number(fruitless, MOST_ATTEMPTS),
         state=JobState(state.decode()),
         seen_ms=now_ms,
+        waited_ms=waited_ms,
     )
+
+
+async def read(broker: Broker, orphan: Orphan, retention_ms: int) -> job_pb2.Job | None:
+    """See ``Jobs.orphaned_job``."""
+    entry, payload = await broker.call("HMGET", broker.keys.job(orphan.request_id), "entry", "payload")
+    if entry != orphan.entry_id.encode() or payload is None:
+        return None
+    try:
+        job = parse_job(payload, orphan.request_id)
+        require_choices(job, orphan.next)
+    except ValueError as error:
+        await _end(broker, orphan.request_id, error, retention_ms)
+        return None
+    return job

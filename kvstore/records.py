@@ -201,14 +201,20 @@ def parse_job(payload: bytes | int | None, request_id: str) -> job_pb2.Job:
     return job
 
 
+def require_choices(job: job_pb2.Job, choices: Sequence[object]) -> None:
+    """Raises ValueError when a job has more or fewer of them than its payload says."""
+    if len(choices) != max(job.n, 1):
+        raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {len(choices)} by its hash")
+
+
 def parse_positions(
-    told: Sequence[bytes | int | None], choices: bytes | int | None, job: job_pb2.Job
+    told: Sequence[bytes | int | None], choices: bytes | int | None
 ) -> tuple[tuple[int, ...], frozenset[int]]:
     """Next index of each choice, and the choices that have ended, from what scripts tell of a job: next index and end
     of each, or nothing where nothing can be committed. Raises ValueError when that isn't what we write."""
     count = number(choices, MAX_CHOICES)
-    if count != max(job.n, 1):
-        raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {count} by its hash")
+    if count < 1:
+        raise ValueError("it has no choices by its hash")
     told = told or [None] * (2 * count)
     past = tuple(number(index or 0, MOST_TOKENS) for index in told[::2])
     return past, frozenset(choice for choice, end in enumerate(told[1::2]) if end)
@@ -219,7 +225,8 @@ def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> 
     payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open, cached, *rest = answer
     predicted, *positions = rest
     job = parse_job(payload, entry.request_id)
-    past, ended = parse_positions(positions, choices, job)
+    past, ended = parse_positions(positions, choices)
+    require_choices(job, past)
     if not number(still_open, len(past)) == len(past) - len(ended) >= 1:
         raise ValueError(f"of its {len(past)} choices {len(ended)} have ended, and {still_open!r} are open")
     attempts = number(attempt, MOST_ATTEMPTS)

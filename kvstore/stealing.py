@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
-from kvstore.errors import BrokerError
 from kvstore.keys import GROUP
 from octavo.v1 import job_pb2
 
@@ -51,8 +50,8 @@ async def peek(broker: Broker, victim: str, *, count: int = MAX_LOOK, known: Col
     """
     if count < 1:
         raise ValueError(f"count {count} is below 1")
-    keys, last = broker.keys, await _last_read(broker, victim)
-    args: list[Any] = [keys.prefix, victim, last, count, MAX_PEEK_BYTES, MAX_PEEK_TOTAL, *known]
+    keys = broker.keys
+    args: list[Any] = [keys.prefix, victim, GROUP, count, MAX_PEEK_BYTES, MAX_PEEK_TOTAL, *known]
     found: list[Waiting] = []
     for entry_id, payload in await broker.script("peek", [keys.jobs(victim)], args):
         try:
@@ -60,16 +59,6 @@ async def peek(broker: Broker, victim: str, *, count: int = MAX_LOOK, known: Col
         except DecodeError:
             continue  # no gateway wrote it; whoever claims it says so
     return found
-
-
-async def _last_read(broker: Broker, worker: str) -> str:
-    """The entry of the worker's stream that was read last. If it reads on meanwhile, too much is looked at: no harm."""
-    (groups,) = await broker.pipeline([("XINFO GROUPS", broker.keys.jobs(worker))])
-    # An error is a stream that nobody has read or written yet, or a key of another type.
-    for group in [] if isinstance(groups, BrokerError) else groups:
-        if group["name"] == GROUP.encode():
-            return str(group["last-delivered-id"].decode())
-    return "0-0"
 
 
 async def steal(

@@ -35,7 +35,7 @@ for i = 1, #KEYS - 3 do
   local job, entry = KEYS[3 + i], ARGV[8 + i]
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'worker_incarnation', 'charge',
     'claimed_ms', 'gateway', 'submitted_ms', 'deadline_ms', 'choices', 'open', 'prefill', 'cached_tokens', 'fingerprint',
-    'orphaned_ms', 'predicted')
+    'predicted')
   -- Also false for a job submitted anew under the same id, which has an entry of its own.
   local live = not seen.err and (seen[1] == 'queued' or seen[1] == 'running') and seen[2] == worker and seen[3] == entry
   if not live then
@@ -52,9 +52,6 @@ for i = 1, #KEYS - 3 do
       claimed = now
       redis.call('HSET', job, 'state', 'running', 'owner', incarnation, 'claimed_ms', now, 'began',
         int(tokens_in(positions)), 'fingerprint', fingerprint or seen[16] or '')
-      if seen[17] then
-        redis.call('HDEL', job, 'orphaned_ms')
-      end
       if seen[6] ~= incarnation then
         -- Submitted to an earlier life of this worker: the charge moves along.
         refund(loads .. (seen[6] or ''), seen[7], seen[14], seen[12])
@@ -67,7 +64,7 @@ for i = 1, #KEYS - 3 do
       payload = redis.call('HGET', job, 'payload')
     end
     claims[i + 1] = {payload, attempt, seen[9], seen[10], claimed, seen[11] or '', seen[12], seen[13], seen[15],
-      seen[18] or '0', unpack(positions)}
+      seen[17] or '0', unpack(positions)}
   end
 end
 return claims

@@ -223,41 +223,50 @@ local function life_of(workers, lease, worker, ttl)
   return {left = beat == 0}
 end
 
--- Whether a worker has yet to say something of a job that it has read: then all that is lost by moving it is what is
--- computed of its prompt.
-local function untold(state, began, positions)
-  return state == 'queued' or tokens_in(positions) <= tokens_of(began)
-end
-
--- Who has the job that an entry names: 'nobody' will run it where its worker is dead, or another life of it had read it, or
--- it drains and has not read it; 'draining': its worker runs it, but drains and has said nothing of it, so that another may
--- have it. nil: it is in good hands.
-local function hands_of(life, stream, group, entry, state, began, positions)
+-- Why an entry's job is for others: its worker is dead, or another life of it had read it, or it drains. Of what a draining
+-- worker has read that is so until it tells of a token: all that is lost is what is computed of the prompt. That is told
+-- second: it may bring such a job to its end. nil: it is in good hands.
+local function why_abandoned(life, stream, group, entry, state, began, positions)
   if not life.incarnation then
-    return 'nobody'
+    return life.left and 'left' or 'died', false
   end
   local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
   local reader = not pending.err and pending[1] and pending[1][2]
   if reader and reader ~= life.incarnation then
-    return 'nobody'
-  elseif not life.draining then
-    return nil
-  elseif not reader then
-    return 'nobody'
+    return 'was restarted', false
+  elseif life.draining and not reader then
+    return 'is draining', false
+  elseif life.draining and (state == 'queued' or tokens_in(positions) <= tokens_of(began)) then
+    return 'is draining', true
   end
-  return untold(state, began, positions) and 'draining' or nil
+  return nil
 end
 
--- How many workers in a row have died of a job, with the one that has it: it ran there, and not a token came of it. One
--- where it got a token ends the row; one that said goodbye has not died.
-local function deaths_of(prefix, worker, state, owner, began, deaths, positions)
-  local before = tokens_of(deaths)
+-- What is held against a job, with the worker that has it: how many workers in a row died of it, and how many in a row ran
+-- it, with not a token from any of them. A token ends both rows; a worker that said goodbye has not died.
+local function rows_of(prefix, worker, state, owner, began, deaths, fruitless, positions)
+  local died, ran = tokens_of(deaths), tokens_of(fruitless)
   if state ~= 'running' then
-    return before
+    return died, ran
   elseif tokens_in(positions) > tokens_of(began) then
-    return 0
+    return 0, 0
   elseif redis.call('EXISTS', prefix .. 'left:' .. worker .. ':' .. (owner or '')) == 1 then
-    return before
+    return died, ran + 1
   end
-  return before + 1
+  return died + 1, ran + 1
+end
+
+-- What was read last of a stream, and how much of what was read has not ended. A stream without a group was never read.
+local function read_so_far(stream, group)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, told in ipairs(groups.err and {} or groups) do
+    local fields = {}
+    for i = 1, #told, 2 do
+      fields[told[i]] = told[i + 1]
+    end
+    if fields.name == group then
+      return fields['last-delivered-id'], fields.pending
+    end
+  end
+  return '0-0', 0
 end

@@ -2,7 +2,7 @@
 -- Tells what jobs wait at a worker that it has not read yet, for one that may take some of them.
 --
 -- KEYS 1 the worker's stream
--- ARGV 1 what all names begin with   2 worker   3 the entry that it has read last   4 entries to look at
+-- ARGV 1 what all names begin with   2 worker   3 group   4 entries to look at
 --      5 bytes that a payload may have   6 and all of them together   7.. entries that are not to be told again
 -- Returns for each {entry, payload}. Left out: what has been read, ended or moved, what is too long to be hashed on the
 -- side, and what would be too much for one answer.
@@ -11,7 +11,7 @@
 -- place. What is told may be taken by others the moment after: steal.lua judges again.
 -- Jobs are named by entries; they share the hash tag, hence the slot.
 local stream = KEYS[1]
-local prefix, worker, last, count = unpack(ARGV, 1, 4)
+local prefix, worker, group, count = unpack(ARGV, 1, 4)
 local most, room = tonumber(ARGV[5]), tonumber(ARGV[6])
 local known = {}
 for i = 7, #ARGV do
@@ -28,6 +28,7 @@ local function waiting(job, entry)
 end
 
 local told = {}
+local last = read_so_far(stream, group)
 local entries = redis.pcall('XRANGE', stream, '(' .. last, '+', 'COUNT', count)
 for _, entry in ipairs(entries.err and {} or entries) do
   local job = prefix .. 'job:' .. (entry[2][2] or '')

@@ -2,34 +2,38 @@
 -- Moves a job that nobody will run to a worker that will, or gives it up.
 --
 -- KEYS 1 workers   2 lease of the worker that has it   3 its stream   4 job   5 log   6 the dead
---      with a target: 7 its lease   8 its stream   9 load of its incarnation   10 mark of its suspect
--- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms   5 entry   6 attempt   7 deaths, with this one
---      8 choices that a job may have   9 mover (random, one per call of rehome())   10 retention in ms
---      11 for how long it waits for a target, in ms   12 finish of a job that is given up
---      13 octavo.v1.Deliveries for one that waited in vain   14 for one that too many workers died of
---      15 octavo.v1.DeadJob, '': it has no such fault   16 about how many of them are kept   17 for how long, in ms
---      with a target: 18 worker   19 its incarnation   20 of the prompt and the tokens, what it computes anew
---      21 tokens predicted as cached   22 for how long the mark is kept, in ms
+--      7 since when jobs of that worker's lives have nobody
+--      with a target: 8 its lease   9 its stream   10 load of its incarnation   11 mark of its suspect
+-- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms   5 entry   6 attempt
+--      7 deaths and   8 fruitless attempts, with this one   9 choices that a job may have
+--      10 mover (random, one per call of rehome())   11 retention in ms
+--      12 for how long it waits for a target, in ms   13 finish of a job that is given up
+--      14 octavo.v1.Deliveries for one that waited in vain   15 for one that too many workers died of
+--      16 octavo.v1.DeadJob, '': it has no such fault   17 about how many of them are kept   18 for how long, in ms
+--      with a target: 19 worker   20 its incarnation   21 of the prompt and the tokens, what it computes anew
+--      22 tokens predicted as cached   23 for how long the mark is kept, in ms   24 deaths from which on a suspect is alone
 -- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet, or that has a suspect and this
--- is one), or 'stale': it is not as the caller saw it, or the target is gone. One that a draining worker has is moved or left.
+-- is one), or 'stale': it is not as the caller saw it, or the target is gone. One that a draining worker has read is moved,
+-- or waits.
 --
--- A job that a worker may have died of is a suspect until it gets a token. No two of them are at one worker, whoever
--- moves them: what kills the next worker, too, would take the others with it, time and again, until all of them had as
--- many deaths as it has. Those that wait for that wait as long as it takes.
+-- A job that a worker may have died of is a suspect until it gets a token. After one death they go on at once, wherever
+-- there is room: most were only there. After two a suspect goes where no other one is, and no other one goes there, whoever
+-- moves them: what kills a third worker would take with it those that were beside it twice. Who waits for that waits as
+-- long as it takes.
 --
 -- Races closed: the caller's look may be old, so all that it saw is compared here: of several gateways one moves a job;
--- a worker that came back, or read the entry after all, or tells of a token before it leaves, keeps it; a job that was ended, moved or submitted anew under its
--- id is left alone. A call that is repeated after a lost reply knows its own work by the mover. The target's lease is
+-- a worker that came back, or read the entry after all, or tells of a token before it leaves, keeps it; a job that was
+-- ended, moved or submitted anew under its id is left alone. A call that is repeated after a lost reply knows its own work by the mover. The target's lease is
 -- looked at in one piece with the move, so that no job enters the stream of a worker that is dead or about to leave. The
 -- old worker, should it only be frozen, is refused: it is the job's owner no more, and its entry is gone. The
 -- charges are at one worker at any time.
 -- The load where the job is charged is named by the job; it shares the hash tag, hence the slot.
-local workers, lease, stream, job, log, dead = unpack(KEYS, 1, 6)
-local group, prefix, worker, ttl, entry, attempt, deaths, most_choices, mover = unpack(ARGV, 1, 9)
-local retention, patience, finish, unavailable, doomed, record, most_dead, dead_ttl = unpack(ARGV, 10, 17)
+local workers, lease, stream, job, log, dead, orphaned = unpack(KEYS, 1, 7)
+local group, prefix, worker, ttl, entry, attempt, deaths, fruitless, most_choices, mover = unpack(ARGV, 1, 10)
+local retention, patience, finish, unavailable, doomed, record, most_dead, dead_ttl = unpack(ARGV, 11, 18)
 
 local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'prefill',
-  'choices', 'state', 'attempt', 'began', 'deaths', 'mover', 'finisher', 'orphaned_ms')
+  'choices', 'state', 'attempt', 'began', 'deaths', 'mover', 'finisher', 'fruitless')
 if seen.err then
   return 'stale'
 elseif seen[9] == 'ended' then
@@ -38,17 +42,19 @@ elseif seen[13] == mover then
   return 'moved'
 end
 local life = life_of(workers, lease, worker, ttl)
+if (seen[9] ~= 'queued' and seen[9] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry or seen[10] ~= attempt then
+  return 'stale'
+end
 local positions = committed(job, seen[8], most_choices)
-local hands = life and hands_of(life, stream, group, entry, seen[9], seen[11], positions)
-if not hands then
+local why, kept
+if life then
+  why, kept = why_abandoned(life, stream, group, entry, seen[9], seen[11], positions)
+end
+local died, ran = rows_of(prefix, worker, seen[9], seen[3], seen[11], seen[12], seen[15], positions)
+if not why or int(died) ~= deaths or int(ran) ~= fruitless then
   return 'stale'
 end
-if (seen[9] ~= 'queued' and seen[9] ~= 'running') or seen[1] ~= worker or seen[5] ~= entry or seen[10] ~= attempt
-  or int(deaths_of(prefix, worker, seen[9], seen[3], seen[11], seen[12], positions)) ~= deaths
-then
-  return 'stale'
-end
-if hands == 'draining' and (record ~= '' or not KEYS[7]) then
+if kept and (record ~= '' or not KEYS[8]) then
   return 'waiting' -- who has it may bring it to its end
 end
 
@@ -79,27 +85,29 @@ if record ~= '' then
   return 'dead'
 end
 
-if not KEYS[7] then
-  local now = now_ms()
-  if not seen[15] then
-    redis.call('HSET', job, 'orphaned_ms', int(now))
-  elseif now - tokens_of(seen[15]) > tonumber(patience) then
-    give_up('failed', unavailable)
-    return 'ended'
+local past = seen[2] or ''
+local fate = past .. ' ' .. why
+if not KEYS[8] then
+  local since = redis.pcall('HGET', orphaned, fate)
+  since = type(since) == 'string' and tokens_of(since) or 0
+  if since == 0 or now_ms() - since <= tonumber(patience) then
+    return 'waiting'
   end
-  return 'waiting'
+  give_up('failed', unavailable)
+  return 'ended'
 end
 
-local target_lease, target_stream, target_load, mark = unpack(KEYS, 7, 10)
-local target, incarnation, prefill, predicted, mark_ttl = unpack(ARGV, 18, 22)
+local target_lease, target_stream, target_load, mark = unpack(KEYS, 8, 11)
+local target, incarnation, prefill, predicted, mark_ttl, alone = unpack(ARGV, 19, 24)
 local request = string.match(job, ':job:(.*)$')
 local holder = redis.pcall('HMGET', target_lease, 'incarnation', 'state')
 if holder.err or holder[1] ~= incarnation or holder[2] ~= 'ready' then
   return 'stale'
 end
 
--- Whether another suspect is at the target: the job that the mark names, if that is still there, not read or running,
--- and has no token since. Nobody takes a mark away, so it says nothing without its job.
+-- Whether one of the two must be alone, this job or the last suspect that was moved to the target: the job that the mark
+-- names, if that is still there, not read or running, and has no token since. Nobody takes a mark away, so it says nothing
+-- without its job.
 local function occupied()
   local named = redis.pcall('GET', mark)
   if type(named) ~= 'string' or named == request then
@@ -108,6 +116,8 @@ local function occupied()
   local other = prefix .. 'job:' .. named
   local known = redis.pcall('HMGET', other, 'state', 'worker', 'owner', 'entry', 'deaths', 'began', 'choices')
   if known.err or known[2] ~= target or tokens_of(known[5]) == 0 then
+    return false
+  elseif tonumber(deaths) < tonumber(alone) and tokens_of(known[5]) < tonumber(alone) then
     return false
   end
   local found = redis.pcall('XRANGE', target_stream, known[4] or '', known[4] or '')
@@ -120,7 +130,7 @@ end
 
 local suspect = tonumber(deaths) > 0
 if suspect and occupied() then
-  redis.call('HDEL', job, 'orphaned_ms') -- workers are there
+  redis.pcall('HDEL', orphaned, fate) -- there is a worker
   return 'waiting'
 end
 local moved = redis.pcall('XADD', target_stream, '*', 'request', request)
@@ -128,11 +138,11 @@ if type(moved) == 'table' then
   return 'stale' -- a key of another type
 end
 drop_entry(stream, group, entry)
-refund(prefix .. 'load:' .. worker .. ':' .. (seen[2] or ''), seen[6], seen[7], seen[8])
+refund(prefix .. 'load:' .. worker .. ':' .. past, seen[6], seen[7], seen[8])
 charge_to(target_load, seen[6], prefill, seen[8])
 redis.call('HSET', job, 'worker', target, 'worker_incarnation', incarnation, 'entry', moved, 'state', 'queued', 'owner', '',
-  'prefill', prefill, 'predicted', predicted, 'deaths', deaths, 'mover', mover)
-redis.call('HDEL', job, 'orphaned_ms')
+  'prefill', prefill, 'predicted', predicted, 'deaths', deaths, 'fruitless', fruitless, 'mover', mover)
+redis.pcall('HDEL', orphaned, fate)
 if suspect then
   redis.call('SET', mark, request, 'PX', mark_ttl)
 end

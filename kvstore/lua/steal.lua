@@ -41,21 +41,6 @@ if not theirs[1] or ours[1] ~= incarnation or ours[4] ~= 'ready' or theirs[2] ~=
   return -1
 end
 
--- What the victim has read last, and how much of that has not ended. A stream without a group was never read.
-local function read_so_far()
-  local groups = redis.pcall('XINFO', 'GROUPS', victim_stream)
-  for _, told in ipairs(groups.err and {} or groups) do
-    local fields = {}
-    for i = 1, #told, 2 do
-      fields[told[i]] = told[i + 1]
-    end
-    if fields.name == group then
-      return fields['last-delivered-id'], fields.pending
-    end
-  end
-  return '0-0', 0
-end
-
 local held_of = {}
 for i = 10, #ARGV, 2 do
   held_of[ARGV[i]] = tokens_of(ARGV[i + 1])
@@ -114,7 +99,7 @@ local function lacking(sequences, max_running)
   return math.max(0, sequences - math.max(number(max_running), 1))
 end
 
-local last, pending = read_so_far()
+local last, pending = read_so_far(victim_stream, group)
 local length = redis.pcall('XLEN', victim_stream)
 local count = type(length) == 'table' and 0 or length - pending
 local jobs, prefill, sequences = unread(last, count)

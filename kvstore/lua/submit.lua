@@ -21,7 +21,7 @@ if known then
   return known
 end
 
-local holder = redis.call('HMGET', lease, 'incarnation', 'state', 'fingerprint')
+local holder = redis.call('HMGET', lease, 'incarnation', 'state', 'fingerprint', 'model')
 if not holder[1] then
   return {'gone', 'its lease has lapsed'}
 elseif holder[1] ~= ARGV[5] then
@@ -42,8 +42,8 @@ local entry = redis.call('XADD', stream, '*', 'request', string.match(job, ':job
 local fields = {'payload', ARGV[1], 'digest', ARGV[2], 'caller', ARGV[3], 'state', 'queued', 'worker', ARGV[4],
   'worker_incarnation', ARGV[5], 'owner', '', 'gateway', ARGV[6], 'attempt', '0', 'entry', entry,
   'submitted_ms', int(now), 'choices', ARGV[11], 'open', ARGV[11], 'charge', ARGV[9], 'prefill', ARGV[12],
-  'prompt_tokens', ARGV[10], 'predicted', ARGV[13], 'cached_tokens', '0', 'fingerprint', holder[3] or '', 'detached',
-  ARGV[17]}
+  'prompt_tokens', ARGV[10], 'predicted', ARGV[13], 'cached_tokens', '0', 'fingerprint', holder[3] or '', 'model',
+  holder[4] or '', 'detached', ARGV[17]}
 local function also(field, value)
   fields[#fields + 1] = field
   fields[#fields + 1] = value

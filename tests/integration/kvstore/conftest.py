@@ -97,10 +97,14 @@ class Stage:
         return (await self.jobs.commit(worker.id, worker.incarnation, step)).outcomes
 
     async def rehome(self, target: WorkerInfo | None, *, prefill: int = 0, predicted: int = 0) -> dict[str, Rehomed]:
-        """Finds orphans, and moves all of them to one worker; what became of each."""
+        """Looks for orphans once, and moves all of them to one worker; what became of each."""
         to = Target(target.id, target.incarnation, prefill, predicted) if target is not None else None
-        found = await self.jobs.orphans()
-        return {orphan.job.request_id: await self.jobs.rehome(orphan, to) for orphan in found}
+        done: dict[str, Rehomed] = {}
+        for orphan in await self.jobs.orphans():
+            # Those that have to wait are not read, as gateways do not.
+            if to is None or await self.jobs.orphaned_job(orphan) is not None:
+                done[orphan.request_id] = await self.jobs.rehome(orphan, to)
+        return done
 
     async def record(self, request_id: str) -> JobRecord:
         """Of a job that is there."""

@@ -119,7 +119,7 @@ async def test_one_delivery_from_outside_ends_all_that_are_open(stage: Stage, br
             assert await late("r1", expect_attempt=1) is Finished.ENDED
         else:
             await stage.registry.leave(worker.id, worker.incarnation)
-            await broker.call("HSET", broker.keys.job("r1"), "orphaned_ms", 1)
+            await broker.call("HSET", broker.keys.orphaned(worker.id), f"{worker.incarnation} left", 1)
             assert await stage.rehome(None) == {"r1": Rehomed.ENDED}
         (last,) = await ear.deliveries()
         assert ear.silent()

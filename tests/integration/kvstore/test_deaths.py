@@ -26,7 +26,7 @@ async def _settled(broker: Broker) -> None:
 
 
 async def found(stage: Stage, request_id: str) -> Orphan:
-    (orphan,) = [each for each in await stage.jobs.orphans() if each.job.request_id == request_id]
+    (orphan,) = [each for each in await stage.jobs.orphans() if each.request_id == request_id]
     return orphan
 
 
@@ -84,7 +84,7 @@ async def test_who_did_nothing_is_no_suspect(mortal: Stage) -> None:
         step = chunk("talks", claim.next[number % 2], [7], choice=number % 2, attempt=claim.attempt)
         assert await mortal.commit(worker, step) == [Commit.WRITTEN]
         await mortal.perish(worker)
-        assert {each.job.request_id: each.deaths for each in await mortal.jobs.orphans()} == {"talks": 0, "waits": 0}
+        assert {each.request_id: each.deaths for each in await mortal.jobs.orphans()} == {"talks": 0, "waits": 0}
         successor = await mortal.worker("w0")
         await mortal.rehome(successor)
         await mortal.perish(successor)
@@ -112,12 +112,24 @@ async def test_workers_that_said_goodbye_have_not_died(mortal: Stage) -> None:
         assert (orphan.deaths, orphan.doomed) == (0, False)
 
 
-async def test_nobody_runs_a_job_more_than_ten_times(mortal: Stage, broker: Broker) -> None:
+async def test_what_ten_workers_in_a_row_get_no_token_of_is_given_up(mortal: Stage) -> None:
+    """None of them died of it; and one that gets a token ends the row, which is begun afresh."""
     worker = await mortal.worker()
-    await mortal.running("r1", worker)
-    await broker.call("HSET", broker.keys.job("r1"), "attempt", "10")
-    await mortal.commit(worker, chunk("r1", 0, [1], attempt=10))
+    await mortal.submit("r1", worker)
+    for attempt in range(1, 12 + 10):
+        (claim,) = await mortal.claim(worker)
+        assert claim.attempt == attempt
+        if attempt <= 12:
+            assert await mortal.commit(worker, chunk("r1", attempt - 1, [1], attempt=attempt)) == [Commit.WRITTEN]
+        await mortal.registry.leave(worker.id, worker.incarnation)
+        orphan = await found(mortal, "r1")
+        assert (orphan.deaths, orphan.fruitless) == (0, max(attempt - 12, 0))
+        worker = await mortal.worker("w1" if worker.id == "w0" else "w0")
+        assert await mortal.rehome(worker) == {"r1": MOVED}
+    await mortal.claim(worker)
     await mortal.registry.leave(worker.id, worker.incarnation)
-    other = await mortal.worker("w1")
-    assert await mortal.rehome(other) == {"r1": DEAD}
-    assert (await mortal.log("r1"))[-1].chunk.error == "10 workers ran it, and none came to its end"
+    assert await mortal.rehome(None) == {"r1": DEAD}
+    message = "10 workers in a row ran it, and none got a token of it"
+    assert (await mortal.log("r1"))[-1].chunk.error == message
+    (dead,) = await DeadJobs(mortal.broker).all()
+    assert (dead.attempts, dead.reason) == (22, message)

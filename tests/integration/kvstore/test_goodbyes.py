@@ -57,7 +57,7 @@ async def test_of_a_draining_worker_what_it_has_not_begun(stage: Stage, broker: 
     await stage.submit("queued", worker)
     assert await stage.jobs.orphans() == []
     await drain(stage, worker)
-    found = {each.job.request_id: (each.why, each.kept, each.deaths) for each in await stage.jobs.orphans()}
+    found = {each.request_id: (each.why, each.kept, each.deaths) for each in await stage.jobs.orphans()}
     told = "is draining"
     assert found == {"claimed": (told, True, 0), "read": (told, False, 0), "queued": (told, False, 0)}
     assert await stage.rehome(other) == dict.fromkeys(found, MOVED)
@@ -86,18 +86,18 @@ async def test_what_nobody_else_can_run_is_left_to_a_draining_worker(stage: Stag
     worker, jobs = await stage.worker(), Jobs(stage.broker, orphan_wait_s=-1.0)
     await stage.running("r1", worker)
     await stage.running("tenth", worker)
-    await broker.call("HSET", broker.keys.job("tenth"), "attempt", 10)
+    await broker.call("HSET", broker.keys.job("tenth"), "fruitless", 9)
     await drain(stage, worker)
     for _ in range(2):
         found = await jobs.orphans()
-        assert {each.job.request_id: each.doomed for each in found} == {"r1": False, "tenth": True}
+        assert {each.request_id: each.doomed for each in found} == {"r1": False, "tenth": True}
         assert [await jobs.rehome(each, None) for each in found] == [WAITING, WAITING]
     assert await stage.commit(worker, chunk("r1", 0, [1])) == [WRITTEN]
     await stage.registry.leave(worker.id, worker.incarnation)
-    assert {each.job.request_id for each in await jobs.orphans()} == {"r1", "tenth"}
+    assert {each.request_id for each in await jobs.orphans()} == {"r1", "tenth"}
 
 
-async def test_of_many_that_a_draining_worker_has_read_the_last_are_looked_at(stage: Stage) -> None:
+async def test_of_many_that_a_draining_worker_has_read_the_last_are_found(stage: Stage) -> None:
     worker = await stage.worker()
     names = [f"r{index:03d}" for index in range(110)]
     for name in names:
@@ -106,7 +106,8 @@ async def test_of_many_that_a_draining_worker_has_read_the_last_are_looked_at(st
     await stage.claim(worker)
     await stage.commit(worker, *(chunk(name, 0, [1]) for name in names[:105]))
     await drain(stage, worker)
-    assert [each.job.request_id for each in await stage.jobs.orphans()] == names[105:]
+    looks = [[each.request_id for each in await stage.jobs.orphans()] for _ in range(2)]
+    assert looks == [[], names[105:]]
 
 
 async def test_a_draining_worker_that_never_read(stage: Stage) -> None:
@@ -141,7 +142,7 @@ async def test_a_worker_that_broke_leaves_without_a_goodbye(mortal: Stage, broke
     await mortal.submit("unread", worker)
     await mortal.registry.leave(worker.id, worker.incarnation, goodbye=False)
     assert await broker.call("EXISTS", broker.keys.worker("w0"), broker.keys.left("w0", worker.incarnation)) == 0
-    found = {each.job.request_id: (each.why, each.deaths) for each in await mortal.jobs.orphans()}
+    found = {each.request_id: (each.why, each.deaths) for each in await mortal.jobs.orphans()}
     assert found == {"poison": ("left", 1), "neighbour": ("left", 0), "unread": ("left", 0)}
     assert set((await mortal.rehome(other)).values()) == {MOVED}
     assert (await mortal.record("poison")).deaths == 1

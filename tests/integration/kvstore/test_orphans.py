@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore import orphans
 from kvstore.client import connect
 from kvstore.jobs import Commit, Jobs, JobState, Rehomed, Target
 from kvstore.keys import GROUP
@@ -40,9 +39,11 @@ async def test_a_dead_workers_jobs_go_on_elsewhere(brief: Stage, broker: Broker)
 
     async with Ear(broker, brief.gateway) as gateway, Ear(broker, worker.incarnation) as owner:
         found = await until(brief.jobs.orphans)
-        assert [(one.job, one.worker, one.incarnation, one.why) for one in found] == [
-            (job(request_id), "w0", worker.incarnation, "died") for request_id in ("running", "read", "queued")
+        assert [(one.request_id, one.worker, one.incarnation, one.why) for one in found] == [
+            (request_id, "w0", worker.incarnation, "died") for request_id in ("running", "read", "queued")
         ]
+        assert {(one.model, one.prompt_tokens, one.longest) for one in found} == {("m", 3, 10)}
+        assert [await brief.jobs.orphaned_job(one) for one in found] == [*map(job, ("running", "read", "queued"))]
         assert [(one.state, one.attempt, one.next, one.deaths, one.fingerprint) for one in found] == [
             (JobState.RUNNING, 1, (1,), 0, "f0"),
             (JobState.QUEUED, 0, (0,), 0, "f0"),
@@ -84,15 +85,6 @@ async def test_more_jobs_than_one_batch(stage: Stage, broker: Broker) -> None:
     assert {**batches[0], **batches[1], **batches[2]} == dict.fromkeys(ids, MOVED)
     assert await broker.call("EXISTS", broker.keys.jobs("w0")) == 0
     assert await stage.load(other) == (250, 2500)
-
-
-async def test_not_more_payloads_than_a_few_megabytes_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphans, "_BATCH_BYTES", 1)
-    worker, other = await stage.worker(), await stage.worker("w1")
-    for number in range(3):
-        await stage.submit(f"r{number}", worker)
-    await stage.registry.leave(worker.id, worker.incarnation)
-    assert [await stage.rehome(other) for _ in range(4)] == [{"r0": MOVED}, {"r1": MOVED}, {"r2": MOVED}, {}]
 
 
 async def test_the_living_are_left_alone(mortal: Stage) -> None:
@@ -173,7 +165,7 @@ async def test_many_gateways_move_each_job_once(mortal: Stage, broker: Broker) -
         found = await jobs.orphans()
         done = await asyncio.gather(*(jobs.rehome(orphan, target) for orphan in found))
         assert set(done) <= {MOVED, STALE}
-        return [orphan.job.request_id for orphan, became in zip(found, done, strict=True) if became is MOVED]
+        return [orphan.request_id for orphan, became in zip(found, done, strict=True) if became is MOVED]
 
     reapers = [Jobs(each, lease_ttl_ms=SHORT_TTL_MS) for each in others]
     counts: Counter[str] = Counter()
@@ -239,6 +231,9 @@ async def test_a_job_that_is_not_as_we_write_it_ends(mortal: Stage, broker: Brok
     damage = {
         "payload": ("payload", b"\x80\x04pickle"),
         "choices": ("choices", 2**62),
+        "no choices": ("choices", 0),
+        "other choices": ("choices", 2),
+        "charge": ("charge", "much"),
         "index": ("next:0", "many"),
         "attempt": ("attempt", "-1"),
         "fingerprint": ("fingerprint", b"\xff"),

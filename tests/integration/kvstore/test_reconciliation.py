@@ -170,7 +170,7 @@ class Books:
             for request_id, job in self.jobs.items()
             if job.life.id == worker.id and (not risen or job.reader is worker)
         }
-        assert {orphan.job.request_id for orphan in found} == orphaned
+        assert {orphan.request_id for orphan in found} == orphaned
         able = [each for each in self.live.values() if risen or each is not worker]
         for orphan in found:
             await self.rehome(orphan, self.dice.choice(able))
@@ -178,7 +178,7 @@ class Books:
             await self.start(worker.id)
 
     async def rehome(self, orphan: Orphan, worker: WorkerInfo) -> None:
-        request_id, prefill = orphan.job.request_id, self.dice.randrange(60)
+        request_id, prefill = orphan.request_id, self.dice.randrange(60)
         target = Target(worker.id, worker.incarnation, prefill, 0)
         became = await self.stage.jobs.rehome(orphan, target)
         if became is Rehomed.WAITING:  # for another suspect's first token, of which others tell
@@ -202,7 +202,7 @@ class Books:
         await broker.pipeline([("DEL", broker.keys.worker(worker.id)), ("ZADD", broker.keys.workers, 0, worker.id)])
         found = await self.stage.jobs.orphans()
         mine = {request_id for request_id, job in self.jobs.items() if job.life.id == worker.id}
-        assert {orphan.job.request_id for orphan in found} == mine
+        assert {orphan.request_id for orphan in found} == mine
         other = self.dice.choice([each for each in self.live.values() if each is not worker])
         for orphan in found[:1]:
             await self.rehome(orphan, other)

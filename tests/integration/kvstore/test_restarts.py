@@ -76,7 +76,7 @@ async def test_a_restart_with_its_data_kills_nobody(stage: Stage, server: Restar
     assert claim.job.request_id == "queued"
     beating.cancel()
     # One that does not come back is found to be dead a little later.
-    assert [orphan.job.request_id for orphan in await until(stage.jobs.orphans)] == ["queued"]
+    assert [orphan.request_id for orphan in await until(stage.jobs.orphans)] == ["queued"]
 
 
 async def test_a_flush_loses_the_work_and_nothing_else(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that a worker may have died of: one at a worker, until it has a token."""
+"""Jobs that workers may have died of: those with two deaths are alone at a worker, until they have a token."""
 
 from __future__ import annotations
 
@@ -22,29 +22,51 @@ async def _settled(broker: Broker) -> None:
     await settled(broker)
 
 
-async def suspects(stage: Stage, *request_ids: str) -> None:
-    """Jobs that ran at a worker that died, without a token."""
-    worker = await stage.worker("w9")
-    for request_id in request_ids:
-        await stage.submit(request_id, worker)
-    await stage.claim(worker)
-    await stage.perish(worker)
+async def suspects(stage: Stage, *request_ids: str, deaths: int = 2) -> None:
+    """Jobs that ran at so many workers that died, the last of them w9, without a token."""
+    for number in range(deaths):
+        worker = await stage.worker("w9")
+        if number:
+            await stage.rehome(worker)
+        else:
+            for request_id in request_ids:
+                await stage.submit(request_id, worker)
+        assert len(await stage.claim(worker)) == len(request_ids)
+        await stage.perish(worker)
 
 
-async def orphaned_ms(broker: Broker, request_id: str) -> bytes | None:
-    found: bytes | None = await broker.call("HGET", broker.keys.job(request_id), "orphaned_ms")
-    return found
+async def test_after_one_death_all_go_on_at_once(mortal: Stage) -> None:
+    """They were there when a worker died: of one of them at most, and it is not known of which."""
+    await suspects(mortal, *"abc", deaths=1)
+    target = await mortal.worker("w0")
+    assert await mortal.rehome(target) == dict.fromkeys("abc", MOVED)
+    assert [claim.attempt for claim in await mortal.claim(target)] == [2] * 3
+
+
+async def test_who_must_be_alone_meets_no_other_suspect_whoever_comes_first(mortal: Stage) -> None:
+    await suspects(mortal, "twice")
+    first, second = await mortal.worker("w0"), await mortal.worker("w1")
+    assert await mortal.rehome(first) == {"twice": MOVED}
+    await suspects(mortal, "once", "more", deaths=1)
+    assert await mortal.rehome(first) == {"once": WAITING, "more": WAITING}
+    assert await mortal.rehome(second) == {"once": MOVED, "more": MOVED}
+    claims = {claim.job.request_id: claim for claim in await mortal.claim(second)}
+    await mortal.perish(first)
+    assert await mortal.rehome(second) == {"twice": WAITING}
+    for each in claims.values():
+        assert await mortal.commit(second, chunk(each.job.request_id, 0, [1], attempt=2)) == [Commit.WRITTEN]
+    assert await mortal.rehome(second) == {"twice": MOVED}
 
 
 async def test_one_at_a_worker_and_the_others_wait_for_its_first_token(mortal: Stage, broker: Broker) -> None:
     await suspects(mortal, "a", "b", "c")
     assert set((await mortal.rehome(None)).values()) == {WAITING}
-    assert await orphaned_ms(broker, "b") is not None
+    assert await broker.call("EXISTS", broker.keys.orphaned("w9")) == 1
     target, other = await mortal.worker("w0"), await mortal.worker("w1")
     before = await mortal.load(target)
     # Who waits for its turn does not wait for a worker: that there is one ends that.
     assert await mortal.rehome(target) == {"a": MOVED, "b": WAITING, "c": WAITING}
-    assert [await orphaned_ms(broker, each) for each in "abc"] == [None] * 3
+    assert await broker.call("EXISTS", broker.keys.orphaned("w9")) == 0
     assert await mortal.rehome(target) == {"b": WAITING, "c": WAITING}
     assert (before, await mortal.load(target)) == ((0, 0), (1, 10))
     (claim,) = await mortal.claim(target)
@@ -83,7 +105,7 @@ async def test_a_mark_says_nothing_without_its_job(mortal: Stage, broker: Broker
         case "moved":
             await mortal.perish(target)
             other = await mortal.worker("w1")
-            (moved,) = [each for each in await mortal.jobs.orphans() if each.job.request_id == "a"]
+            (moved,) = [each for each in await mortal.jobs.orphans() if each.request_id == "a"]
             assert await mortal.jobs.rehome(moved, Target("w1", other.incarnation, 3, 0)) is MOVED
             target = await mortal.worker("w0")
         case "trimmed":
@@ -99,7 +121,7 @@ async def test_a_mark_says_nothing_without_its_job(mortal: Stage, broker: Broker
 
 
 async def test_what_an_earlier_life_has_not_read_is_there_still(mortal: Stage) -> None:
-    """The next one will read it; what that life had read is to be moved, and holds up nobody."""
+    """The next one will read it; what that life had read is given up, and holds up nobody."""
     await suspects(mortal, "a", "b", "c")
     first = await mortal.worker("w0")
     assert (await mortal.rehome(first))["a"] is MOVED
@@ -109,8 +131,7 @@ async def test_what_an_earlier_life_has_not_read_is_there_still(mortal: Stage) -
     await mortal.claim(second)
     await mortal.perish(second)
     third = await mortal.worker("w0")
-    moved = await mortal.rehome(third)
-    assert sorted(moved.values(), key=str) == [MOVED, WAITING, WAITING]
+    assert await mortal.rehome(third) == {"a": Rehomed.DEAD, "b": MOVED, "c": WAITING}
 
 
 async def test_it_is_not_taken_to_another_worker_by_a_thief(mortal: Stage) -> None:
@@ -132,7 +153,7 @@ async def test_it_is_not_taken_to_another_worker_by_a_thief(mortal: Stage) -> No
 
 
 async def test_a_token_ends_the_row_of_deaths(mortal: Stage) -> None:
-    await suspects(mortal, "a")
+    await suspects(mortal, "a", deaths=1)
     worker = await mortal.worker("w0")
     for _ in range(2):
         assert await mortal.rehome(worker) == {"a": MOVED}

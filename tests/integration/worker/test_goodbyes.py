@@ -67,7 +67,7 @@ async def test_a_worker_that_breaks_may_have_died_of_what_had_no_token(
         assert await Registry(broker).workers() == []
         assert not await said_goodbye(fleet)
         (orphan,) = await fleet.jobs.orphans()
-        assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("poison", "left", 1)
+        assert (orphan.request_id, orphan.why, orphan.deaths) == ("poison", "left", 1)
 
 
 async def test_who_breaks_for_the_brokers_sake_has_not_died_of_what_it_ran(
@@ -85,7 +85,7 @@ async def test_who_breaks_for_the_brokers_sake_has_not_died_of_what_it_ran(
         finally:
             await broker.call("ACL", "SETUSER", "default", "allchannels")
         (orphan,) = await fleet.jobs.orphans()
-        assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("innocent", "left", 0)
+        assert (orphan.request_id, orphan.why, orphan.deaths) == ("innocent", "left", 0)
 
 
 async def test_what_a_worker_leaves_behind_it_has_not_died_of(
@@ -99,7 +99,7 @@ async def test_what_a_worker_leaves_behind_it_has_not_died_of(
         await until(lambda: has_gone(fleet), within_s=10)
         assert await said_goodbye(fleet)
         (orphan,) = await fleet.jobs.orphans()
-        assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("waits", "left", 0)
+        assert (orphan.request_id, orphan.why, orphan.deaths) == ("waits", "left", 0)
 
 
 async def test_what_a_draining_worker_has_not_begun_is_taken_from_it(
@@ -117,7 +117,7 @@ async def test_what_a_draining_worker_has_not_begun_is_taken_from_it(
         fleet.loop.drain()
         await until(lambda: said_goodbye(fleet), within_s=10)
         (orphan,) = await fleet.jobs.orphans()
-        assert (orphan.job.request_id, orphan.why, orphan.deaths, orphan.kept) == ("waits", "is draining", 0, True)
+        assert (orphan.request_id, orphan.why, orphan.deaths, orphan.kept) == ("waits", "is draining", 0, True)
         assert await fleet.jobs.rehome(orphan, Target("w1", other.incarnation, 3, 0)) is Rehomed.MOVED
 
         async def is_dropped() -> bool:
@@ -141,7 +141,7 @@ async def test_who_is_told_twice_to_go_leaves_what_runs_to_others(
         fleet.loop.drain(at_once=True)
         await until(lambda: has_gone(fleet), within_s=5)
         (orphan,) = await fleet.jobs.orphans()
-        assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("long", "left", 0)
+        assert (orphan.request_id, orphan.why, orphan.deaths) == ("long", "left", 0)
         assert orphan.next > (0,)
 
 
@@ -160,7 +160,7 @@ async def test_a_step_that_hangs_does_not_keep_a_worker(
             fleet.loop.drain()
             await until(lambda: has_gone(fleet), within_s=5)
             (orphan,) = await fleet.jobs.orphans()
-            assert (orphan.job.request_id, orphan.why, orphan.deaths) == ("hangs", "left", 0)
+            assert (orphan.request_id, orphan.why, orphan.deaths) == ("hangs", "left", 0)
     finally:
         goes_on.set()
 

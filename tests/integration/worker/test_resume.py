@@ -189,7 +189,7 @@ async def rehome(to: Fleet) -> None:
     """What a gateway's reaper does with the one orphan that there is."""
     info = to.worker.info
     (orphan,) = await to.jobs.orphans()
-    target = Target(info.id, info.incarnation, len(orphan.job.prompt_token_ids) + max(orphan.next), 0)
+    target = Target(info.id, info.incarnation, orphan.prompt_tokens + max(orphan.next), 0)
     assert await to.jobs.rehome(orphan, target) is Rehomed.MOVED
 
 

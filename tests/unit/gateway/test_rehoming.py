@@ -2,110 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
-from gateway.breaker import FAILURES, Breaker
-from gateway.placing import Placing
-from gateway.rehoming import Rehoming, heirs
+from gateway.breaker import FAILURES
+from gateway.rehoming import heirs
 from kvstore.errors import BrokerError, BrokerUnreachable
-from kvstore.jobs import JobState
-from kvstore.orphans import Orphan, Rehomed, Target
-from kvstore.prefix_index import Seen
+from kvstore.orphans import Rehomed, Target
 from kvstore.registry import Load, WorkerInfo
-from octavo.v1 import inference_pb2, job_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-
-class World:
-    """A fleet, its index, and a broker that takes what is moved, unless it is told otherwise."""
-
-    def __init__(self, *workers: WorkerInfo) -> None:
-        self.live = list(workers)
-        self.orphaned: list[Orphan] = []
-        self.loads: dict[str, Load] = {}
-        self.held: dict[str, int] = {}
-        self.answer = Rehomed.MOVED
-        self.broken: dict[str, Exception] = {}
-        """Jobs that can't be moved."""
-        self.suspects: set[str] = set()
-        """Workers that have one."""
-        self.done: Counter[Rehomed] = Counter()
-        self.moves: list[tuple[str, Target | None]] = []
-        self.looks = 0
-        self.promised: list[int] = []
-        world: Any = self
-        self.placing = Placing(world, world, max_queue=64, rng=random.Random(0), breaker=Breaker(lambda: 100.0))
-        self.rehoming = Rehoming(world, world, self.placing)
-
-    async def orphans(self) -> list[Orphan]:
-        return self.orphaned
-
-    async def workers(self) -> list[WorkerInfo]:
-        self.looks += 1
-        return self.live
-
-    async def match(self, workers: Sequence[WorkerInfo], _: Mapping[str, object]) -> dict[str, Seen]:
-        return {each.id: Seen(self.held.get(each.id, 0), self.loads.get(each.id, Load())) for each in workers}
-
-    async def rehome(self, orphan: Orphan, target: Target | None) -> Rehomed:
-        self.moves.append((orphan.job.request_id, target))
-        self.promised.append(len(self.placing._promises))
-        if orphan.job.request_id in self.broken:
-            raise self.broken[orphan.job.request_id]
-        if target is None:
-            return Rehomed.DEAD if orphan.doomed else Rehomed.WAITING
-        if orphan.deaths and target.worker in self.suspects:
-            return Rehomed.WAITING
-        if orphan.deaths and self.answer is Rehomed.MOVED:
-            self.suspects.add(target.worker)
-        return self.answer
-
-    async def run(self, *orphans: Orphan) -> dict[Rehomed, int]:
-        """One round; nothing of it may stay booked."""
-        self.orphaned, self.done = list(orphans), Counter()
-        try:
-            await self.rehoming.run(self.done)
-            return dict(self.done)
-        finally:
-            assert len(self.placing.pending) == len(self.placing._promises) == 0
-
-    def targets(self) -> dict[str, str]:
-        """Workers by request id."""
-        return {request_id: target.worker for request_id, target in self.moves if target is not None}
-
-
-def worker(name: str, **fields: Any) -> WorkerInfo:
-    told = {"model": "m", "fingerprint": "f", "prefill_tok_s": 1000.0, "tokenizer": "t", "block_size": 16, **fields}
-    return WorkerInfo(id=name, incarnation=f"{name}-1", **told)
-
-
-def orphan(request_id: str = "r", prompt: int = 40, said: Sequence[int] = (0,), **fields: Any) -> Orphan:
-    """Of worker `dead`. What is not told: never claimed."""
-    job = job_pb2.Job(
-        request_id=request_id,
-        model="m",
-        prompt_token_ids=range(prompt),
-        stopping=inference_pb2.Stopping(max_tokens=50, ignore_eos=True),
-        n=len(said),
-    )
-    if "prompt_logprobs" in fields:
-        job.prompt_logprobs = fields.pop("prompt_logprobs")
-    return Orphan(
-        worker="dead",
-        incarnation="dead-1",
-        entry_id="1-1",
-        job=job,
-        next=tuple(said),
-        state=JobState.RUNNING,
-        seen_ms=0,
-        **{"why": "died", "fingerprint": "f", "deaths": 0, "ended": frozenset(), "attempt": 1, **fields},
-    )
+from .orphaned_world import World, orphan, worker
 
 
 async def test_a_quiet_fleet_costs_one_look() -> None:
@@ -136,8 +41,8 @@ async def test_what_was_said_is_charged_as_to_be_computed(
 @pytest.mark.parametrize(("said", "predicted"), [(0, 0), (1, 32)])
 async def test_a_prompt_whose_own_logprobs_are_still_wanted_is_computed_as_a_whole(said: int, predicted: int) -> None:
     world = World(worker("w0"))
-    world.held = {"w0": 2}
-    await world.run(orphan(said=[said], prompt_logprobs=0))
+    world.held, world.scored = {"w0": 2}, True
+    await world.run(orphan(said=[said]))
     assert world.moves == [("r", Target("w0", "w0-1", 40 + said - predicted, predicted))]
 
 
@@ -155,10 +60,21 @@ async def test_jobs_go_by_cost_and_count_for_each_other() -> None:
     assert world.promised[-2:] == [1, 2]
 
 
-async def test_suspects_come_last_and_one_at_a_worker() -> None:
+async def test_suspects_of_one_death_go_at_once_where_none_must_be_alone() -> None:
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(5, 9000, 9000, 5)}
+    world.suspects = {"w0"}
+    assert await world.run(*(orphan(f"s{number}", deaths=1) for number in range(3))) == {Rehomed.MOVED: 3}
+    assert [(request_id, target and target.worker) for request_id, target in world.moves] == [
+        ("s0", "w0"),
+        *((f"s{number}", "w1") for number in range(3)),
+    ]
+
+
+async def test_suspects_of_two_deaths_come_last_and_one_at_a_worker() -> None:
     world = World(worker("w0"), worker("w1"), worker("w2"))
     world.loads = {"w1": Load(5, 9000, 9000, 5), "w2": Load(9, 90000, 90000, 9)}
-    suspects = [orphan(f"s{number}", deaths=1) for number in range(4)]
+    suspects = [orphan(f"s{number}", deaths=2) for number in range(4)]
     assert await world.run(*suspects, orphan("r0")) == {Rehomed.MOVED: 4, Rehomed.WAITING: 1}
     # What the last one finds everywhere costs it no look at the index: it says only that it could run somewhere.
     assert world.moves == [
@@ -183,7 +99,7 @@ async def test_a_suspect_goes_where_no_other_one_is_whoever_moved_that() -> None
 
 async def test_suspects_wait_for_the_only_worker_and_take_turns() -> None:
     world = World(worker("w0"))
-    suspects = [orphan("a", deaths=1), orphan("b", deaths=2, said=[3, 4], ended=frozenset({0}))]
+    suspects = [orphan("a", deaths=2), orphan("b", deaths=2, said=[3, 4], ended=frozenset({0}))]
     assert await world.run(*suspects) == {Rehomed.MOVED: 1, Rehomed.WAITING: 1}
     assert world.moves == [("a", Target("w0", "w0-1", 40, 0)), ("b", Target("w0", "w0-1", 44, 0))]
     world.suspects.clear()
@@ -192,7 +108,7 @@ async def test_suspects_wait_for_the_only_worker_and_take_turns() -> None:
 
 async def test_what_no_worker_is_to_run_again_is_given_up() -> None:
     world = World(worker("w0"))
-    assert await world.run(orphan("a", deaths=3), orphan("b", attempt=10), orphan("c", deaths=2)) == {
+    assert await world.run(orphan("a", deaths=3), orphan("b", fruitless=10), orphan("c", deaths=2)) == {
         Rehomed.DEAD: 2,
         Rehomed.MOVED: 1,
     }
@@ -213,7 +129,7 @@ async def test_without_a_worker_that_could_run_it_a_job_waits(other: WorkerInfo)
     """An other model's, one that drains, one whose context is too short, and the very life that has lost it."""
     world = World(other)
     assert await world.run(orphan()) == {Rehomed.WAITING: 1}
-    assert world.moves == [("r", None)]
+    assert (world.moves, world.read) == ([("r", None)], [])
 
 
 async def test_what_a_draining_worker_runs_is_for_its_own_kind() -> None:
@@ -253,7 +169,10 @@ async def test_a_worker_whose_jobs_fail_gets_none_of_them() -> None:
 async def test_what_somebody_else_has_moved_leaves_nothing_behind() -> None:
     world = World(worker("w0"))
     world.answer = Rehomed.STALE
-    assert await world.run(orphan("a"), orphan("b", deaths=1)) == {Rehomed.STALE: 2}
+    assert await world.run(orphan("a"), orphan("b", deaths=2)) == {Rehomed.STALE: 2}
+    world.gone, world.moves = {"a"}, []
+    assert await world.run(orphan("a")) == {Rehomed.STALE: 1}
+    assert world.moves == []
 
 
 async def test_a_broker_that_fails_ends_the_round_and_what_was_done_is_known() -> None:

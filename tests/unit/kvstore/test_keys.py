@@ -17,6 +17,7 @@ def test_names() -> None:
         keys.worker("w"): "{octavo:ns}:worker:w",
         keys.left("w", "i"): "{octavo:ns}:left:w:i",
         keys.suspect("w"): "{octavo:ns}:suspect:w",
+        keys.orphaned("w"): "{octavo:ns}:orphaned:w",
         keys.ledger: "{octavo:ns}:ledger",
         keys.dead: "{octavo:ns}:dead:jobs",
         keys.dead_times: "{octavo:ns}:dead:times",

@@ -6,33 +6,40 @@ import pytest
 
 from kvstore.dead import MAX_DEAD, MAX_DEAD_BYTES, most_kept
 from kvstore.jobs import JobState, Orphan
-from octavo.v1 import job_pb2
 
 
 @pytest.mark.parametrize(
-    ("deaths", "attempt", "verdict"),
+    ("deaths", "fruitless", "verdict"),
     [
         (0, 9, ""),
         (2, 9, ""),
         (3, 3, "3 workers died while they ran it"),
         (4, 10, "4 workers died while they ran it"),
-        (0, 10, "10 workers ran it, and none came to its end"),
+        (0, 10, "10 workers in a row ran it, and none got a token of it"),
     ],
 )
-def test_a_job_is_doomed_by_three_deaths_or_ten_attempts(deaths: int, attempt: int, verdict: str) -> None:
+def test_a_job_is_doomed_by_three_deaths_or_ten_attempts_without_a_token(
+    deaths: int, fruitless: int, verdict: str
+) -> None:
+    """However often it has been run."""
     orphan = Orphan(
         worker="w0",
         incarnation="i",
         why="died",
         entry_id="1-0",
-        job=job_pb2.Job(),
-        attempt=attempt,
+        request_id="r",
+        model="m",
+        prompt_tokens=3,
+        longest=10,
+        attempt=100,
         next=(0,),
         ended=frozenset(),
         fingerprint="f",
         deaths=deaths,
+        fruitless=fruitless,
         state=JobState.RUNNING,
         seen_ms=0,
+        waited_ms=0,
     )
     assert orphan.doomed == bool(verdict)
     if verdict:

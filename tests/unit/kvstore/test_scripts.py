@@ -42,6 +42,5 @@ def test_nothing_newer_than_the_floor_and_nothing_slow(name: str) -> None:
     # Nothing that is work is bounded by dropping it.
     bounded = {
         "submit": ["  local route = redis.pcall('XADD', routes, 'MAXLEN', '~', ARGV[15], '*', 'd', ARGV[14])"],
-        "rehome": ["  redis.pcall('XADD', dead, 'MAXLEN', '~', most_dead, '*', 'd', record)"],
     }
     assert re.findall(r".*MAXLEN.*", source) == bounded.get(name, [])

@@ -10,6 +10,7 @@ import pytest
 from kvstore.block_hash import chain, root
 from kvstore.client import Broker, BrokerConfig
 from kvstore.help import Call
+from kvstore.keys import GROUP
 from kvstore.prefix_index import short
 from kvstore.registry import WorkerInfo
 from octavo.v1 import job_pb2
@@ -39,13 +40,9 @@ class Server(Broker):
         self.held: list[dict[str, int]] = []
         """Of each theft, what it was told."""
 
-    async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        assert [[*command] for command in commands] == [["XINFO GROUPS", self.keys.jobs("w0")]]
-        return [[{"name": b"workers", "last-delivered-id": b"0-7"}]]
-
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         if name == "peek":
-            assert args[:3] == [self.keys.prefix, "w0", "0-7"]
+            assert args[:3] == [self.keys.prefix, "w0", GROUP]
             known = [*args[6:]]
             self.peeked.append(known)
             jobs = {entry: job_pb2.Job(prompt_token_ids=prompt) for entry, prompt in self.waiting.items()}
