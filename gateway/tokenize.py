@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import secrets
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,7 @@ SHORT: Final = 1024
 FEW: Final = 16
 """Messages of a short chat, and control tokens in them."""
 
+_IMPORTING: Final = threading.Lock()
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -40,9 +42,11 @@ class ModelTokenizer:
     """Tokenizer and chat template of one model. Safe to use from several threads."""
 
     def __init__(self, card: ModelCard) -> None:
-        # A second to import, so only a gateway that has met a model pays for it, in a thread.
-        from tokenizers import Tokenizer
-        from transformers import PreTrainedTokenizerFast
+        # A second to import, so only a gateway that has met a model pays for it, in a thread. transformers finds its parts
+        # when they are asked for, and two threads that do so at once can find one missing.
+        with _IMPORTING:
+            from tokenizers import Tokenizer
+            from transformers import PreTrainedTokenizerFast
 
         text = card.tokenizer_json.decode()
         config: dict[str, Any] = json.loads(card.tokenizer_config)

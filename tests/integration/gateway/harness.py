@@ -135,8 +135,11 @@ def tokens(responses: Sequence[GenerateResponse]) -> list[int]:
 
 
 @asynccontextmanager
-async def running_gateway(broker: Broker, **settings: Any) -> AsyncIterator[tuple[Gateway, Ready, Client]]:
-    """A gateway in this process, and a client of it."""
+async def running_gateway(
+    broker: Broker, *, dies: bool = False, **settings: Any
+) -> AsyncIterator[tuple[Gateway, Ready, Client]]:
+    """A gateway in this process, and a client of it. `dies`: at the end it goes first, so that what its client had open
+    has not been left by anybody; else the client leaves."""
     config = broker.config
     fixed = {"grpc_port": 0, "grace_s": 0.2}
     gateway = Gateway(GatewayConfig(config.url, config.namespace, **{**fixed, **settings}))
@@ -147,8 +150,11 @@ async def running_gateway(broker: Broker, **settings: Any) -> AsyncIterator[tupl
     try:
         yield gateway, ready, client
     finally:
+        if dies:
+            await gateway.stop(hurry)
         await client.channel.close()
-        await gateway.stop(hurry)
+        if not dies:
+            await gateway.stop(hurry)
 
 
 @asynccontextmanager

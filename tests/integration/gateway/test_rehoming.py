@@ -176,7 +176,7 @@ async def test_a_job_that_workers_die_of_ends_with_the_third(broker: Broker) -> 
 async def test_worker_and_gateway_may_die_together(broker: Broker, cut: bool) -> None:
     """The job is moved by another gateway, and its caller goes on there."""
     async with pair(broker) as (doomed, heir), running_gateway(broker) as (_, _, other):
-        async with running_gateway(broker) as (_, _, client):
+        async with running_gateway(broker, dies=True) as (_, _, client):
             call = client.generate(request("r1"))
             (claim,) = await doomed.claim()
             await doomed.commit(chunk(claim, 0, [10]), chunk(claim, 1, [11]))
