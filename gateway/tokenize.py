@@ -42,8 +42,8 @@ class ModelTokenizer:
     """Tokenizer and chat template of one model. Safe to use from several threads."""
 
     def __init__(self, card: ModelCard) -> None:
-        # A second to import, so only a gateway that has met a model pays for it, in a thread. transformers finds its parts
-        # when they are asked for, and two threads that do so at once can find one missing.
+        # A second to import, so only a gateway that has met a model pays for it, in a thread. transformers loads its
+        # parts when they are asked for, and of two threads that ask at once one can find a part missing.
         with _IMPORTING:
             from tokenizers import Tokenizer
             from transformers import PreTrainedTokenizerFast
