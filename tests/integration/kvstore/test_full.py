@@ -106,7 +106,7 @@ async def test_jobs_of_a_worker_that_left_go_on_elsewhere(stage: Stage) -> None:
 
 
 async def fill(broker: Broker) -> None:
-    """Until the server refuses, to the last small value."""
+    """Until the server refuses, to the last small value; it stays full whatever of its own memory it gives back."""
     for size in (100_000, 1000, 10):
         full, number = False, 0
         while not full:
@@ -115,9 +115,11 @@ async def fill(broker: Broker) -> None:
                 await broker.call("SET", f"ballast:{size}:{number}", bytes(size))
             except BrokerFull:
                 full = True
+    await broker.call("CONFIG", "SET", "maxmemory", "4mb")
 
 
 async def drain(broker: Broker) -> None:
     """Takes the ballast out again."""
+    await broker.call("CONFIG", "SET", "maxmemory", "8mb")
     for number in range(100):
         await broker.call("DEL", f"ballast:100000:{number}")
