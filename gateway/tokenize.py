@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 import secrets
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +33,6 @@ SHORT: Final = 1024
 FEW: Final = 16
 """Messages of a short chat, and control tokens in them."""
 
-_IMPORTING: Final = threading.Lock()
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -42,11 +40,10 @@ class ModelTokenizer:
     """Tokenizer and chat template of one model. Safe to use from several threads."""
 
     def __init__(self, card: ModelCard) -> None:
-        # A second to import, so only a gateway that has met a model pays for it, in a thread. transformers loads its
-        # parts when they are asked for, and of two threads that ask at once one can find a part missing.
-        with _IMPORTING:
-            from tokenizers import Tokenizer
-            from transformers import PreTrainedTokenizerFast
+        # Only a gateway that has met a model pays for these, in a thread.
+        from tokenizers import Tokenizer
+
+        from gateway.chat_template import ChatTemplate
 
         text = card.tokenizer_json.decode()
         config: dict[str, Any] = json.loads(card.tokenizer_config)
@@ -60,9 +57,8 @@ class ModelTokenizer:
         # The longest first, and in one pass: some names of control tokens contain others.
         control = sorted({token.content for token in added if token.special}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
-        make: Any = PreTrainedTokenizerFast  # its constructor carries no types
         template = _template(config.get("chat_template"))
-        self._template = make(tokenizer_object=self._fast, chat_template=template, **specials)
+        self._template = ChatTemplate(template, specials) if template else None
         self._bos: int | None = self._fast.token_to_id(specials["bos_token"]) if "bos_token" in specials else None
         self._adds_bos = self._bos is not None and self._fast.encode("a").ids[:1] == [self._bos]
 
@@ -115,16 +111,15 @@ class ModelTokenizer:
         return [{"role": role, "content": content} for role, content in masked], mark
 
     def _render(self, messages: list[dict[str, str]]) -> str:
-        if not self._template.chat_template:
+        if self._template is None:
             raise AdmissionError("chat", "set", "the model has no chat template; send text or token_ids")
         try:
-            rendered = self._template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return self._template.render(messages)
         except Exception as error:
             # The template is a program that came with the model; whatever it raises is about these messages.
             reason = str(error).strip() or type(error).__name__
             limit = f"refused by the model's template: {reason}"
             raise AdmissionError("chat.messages", f"{len(messages)} messages", limit) from error
-        return str(rendered)
 
 
 def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -143,8 +138,7 @@ class TokenizerPool:
 
     async def load(self, card: ModelCard) -> ModelTokenizer:
         """Raises what a card that makes no tokenizer raises: ValueError, KeyError, Exception of tokenizers."""
-        # One at a time: transformers imports its parts when they are first asked for, and a second thread that asks
-        # meanwhile finds a module that is not all there. It also leaves the other threads to prompts.
+        # One at a time: that leaves the other threads to prompts.
         async with self._loading:
             return await self._run(lambda: _warmed(ModelTokenizer(card)))
 
