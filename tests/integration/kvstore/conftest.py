@@ -15,11 +15,13 @@ from kvstore.jobs import Claim, Commit, Entry, JobRecord, Jobs, Rehomed, Submitt
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
 from kvstore.token_log import decode, read
 from octavo.v1 import inference_pb2, job_pb2
+from tests.integration.conftest import server_binary
 
 from .proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -30,6 +32,14 @@ SHORT_TTL_MS = 1000
 
 LONG_TTL_MS = 30_000
 """Of leases in all others: not even a busy machine makes them lapse."""
+
+on_both_servers = pytest.mark.parametrize("broker_binary", ["embedded", "redis"], indirect=True, scope="session")
+"""For what a server decides or says, and for the scripts that every job goes through; all else has the embedded one."""
+
+
+@pytest.fixture(scope="session")
+def broker_binary(request: pytest.FixtureRequest) -> Path:
+    return server_binary(getattr(request, "param", "embedded"))
 
 
 @dataclass

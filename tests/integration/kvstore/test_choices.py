@@ -12,10 +12,12 @@ from kvstore.jobs import Commit, Finished, JobState, Rehomed
 from octavo.v1 import job_pb2
 from octavo.v1.inference_pb2 import CANCELLED, ERROR, LENGTH, STOP
 
-from .conftest import Ear, Stage, chunk
+from .conftest import Ear, Stage, chunk, on_both_servers
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+pytestmark = on_both_servers
 
 WRITTEN, DUPLICATE, FENCED = Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED
 

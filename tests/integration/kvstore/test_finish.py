@@ -10,10 +10,12 @@ import pytest
 from kvstore.jobs import Finished, JobState
 from octavo.v1 import inference_pb2, job_pb2
 
-from .conftest import Ear, Stage, chunk
+from .conftest import Ear, Stage, chunk, on_both_servers
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+pytestmark = on_both_servers
 
 
 async def test_finish_rings_gateway_and_owner(stage: Stage, broker: Broker) -> None:

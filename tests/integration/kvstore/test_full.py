@@ -16,11 +16,13 @@ from kvstore.prefix_index import HeldChange, PrefixIndex, short
 from kvstore.registry import ModelCard, new_incarnation
 from octavo.v1 import inference_pb2
 
-from .conftest import LONG_TTL_MS, Stage, chunk, set_stage
+from .conftest import LONG_TTL_MS, Stage, chunk, on_both_servers, set_stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+pytestmark = on_both_servers
 
 
 @pytest.fixture

@@ -15,10 +15,12 @@ from kvstore.keys import GROUP
 from kvstore.registry import DRAINING, new_incarnation
 from octavo.v1 import inference_pb2, job_pb2
 
-from .conftest import Ear, Stage, chunk, job, server_time_ms, until
+from .conftest import Ear, Stage, chunk, job, on_both_servers, server_time_ms, until
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+pytestmark = on_both_servers
 
 
 async def test_the_whole_life(stage: Stage, broker: Broker) -> None:

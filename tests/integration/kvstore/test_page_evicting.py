@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.page_store import PageRef, Usage
 
-from .conftest import until
+from .conftest import on_both_servers, until
 from .test_page_redis import closing_of, server_of
 from .test_page_store import SIZE, hash_of, hashes, page
 
@@ -80,6 +80,7 @@ async def test_no_more_than_a_thousand_are_dropped_in_one_call_all_the_same(brok
         assert await store.tend() == Usage(0, 0)
 
 
+@on_both_servers
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "allkeys-lfu", "volatile-ttl"])
 async def test_whatever_a_full_server_evicts_the_accounts_come_right(broker_binary: Path, policy: str) -> None:
     async with server_of(broker_binary, maxmemory_policy=policy) as (server, broker), closing_of(server.url) as store:

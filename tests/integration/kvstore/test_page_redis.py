@@ -14,7 +14,7 @@ from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachabl
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageLimits, PageRef, StoredPage, Usage
 
-from .conftest import server_time_ms, until
+from .conftest import on_both_servers, server_time_ms, until
 from .test_page_store import MUCH, SIZE, hash_of, hashes, page, value
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ async def server_of(binary: Path, **options: str) -> AsyncIterator[tuple[Embedde
         await broker.close()
 
 
+@on_both_servers
 async def test_pages_leave_the_last_tenth_of_a_servers_memory_to_jobs(broker_binary: Path) -> None:
     async with server_of(broker_binary, maxmemory="24mb") as (server, broker), closing_of(server.url) as store:
         stored = [(await store.put("f", [page(number, size=1 << 20)]))[0] for number in range(40)]
@@ -63,6 +64,7 @@ async def closing_of(url: str, limits: PageLimits | None = None) -> AsyncIterato
         await store.close()
 
 
+@on_both_servers
 async def test_a_server_that_evicts_by_itself_may_evict_anything(broker_binary: Path) -> None:
     """Pages, and the accounts of them: what is asked for is a miss, and the accounts come right again."""
     async with server_of(broker_binary) as (server, broker), closing_of(server.url) as store:
@@ -170,6 +172,7 @@ async def test_one_call_drops_a_thousand_pages_at_most(broker_binary: Path) -> N
             assert await small.tend() == Usage(10, 10)
 
 
+@on_both_servers
 async def test_what_is_wrong_with_a_server_has_a_name(broker_binary: Path) -> None:
     with pytest.raises(BrokerUrl):
         RedisPages("nonsense", "ns", PageLimits(1, 1.0))
@@ -180,6 +183,7 @@ async def test_what_is_wrong_with_a_server_has_a_name(broker_binary: Path) -> No
             await store.put("f", [page(1)])
 
 
+@on_both_servers
 async def test_a_wrong_password_is_told(broker_binary: Path) -> None:
     async with EmbeddedBroker(binary=broker_binary) as server:
         broker = await connect(BrokerConfig(server.url))

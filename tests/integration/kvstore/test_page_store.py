@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from kvstore.block_hash import BlockHash
 from kvstore.client import BrokerConfig, connect
@@ -45,23 +46,30 @@ def hashes(*numbers: int) -> list[BlockHash]:
     return [hash_of(number) for number in numbers]
 
 
-@pytest.fixture(params=["embedded", "redis", "folder"])
-async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["embedded", "redis", "folder"])
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """URL of a server, nothing for a folder."""
+    if request.param == "folder":
+        yield ""
+        return
+    async with EmbeddedBroker(binary=server_binary(request.param)) as server:
+        yield server.url
+
+
+@pytest.fixture
+async def make(place: str, namespace: str, tmp_path: Path) -> AsyncIterator[Make]:
     """Makes stores that share what they hold."""
     async with AsyncExitStack() as stack:
-        url = ""
-        if request.param != "folder":
-            url = (await stack.enter_async_context(EmbeddedBroker(binary=server_binary(request.param)))).url
 
         def new(budget: int = MUCH, ttl_s: float = 60.0) -> PageStore:
             limits = PageLimits(budget, ttl_s)
-            store: PageStore = RedisPages(url, "ns", limits) if url else DirPages(tmp_path / "p", limits)
+            store: PageStore = RedisPages(place, namespace, limits) if place else DirPages(tmp_path / "p", limits)
             stack.push_async_callback(store.close)
             return store
 
         yield new
-        if url:
-            broker = await connect(BrokerConfig(url, "ns"))
+        if place:
+            broker = await connect(BrokerConfig(place, namespace))
             for name in await names(broker):
                 assert await broker.call("PTTL", name) > 0, name
             await broker.close()

@@ -12,11 +12,13 @@ from kvstore.registry import Load
 from octavo.v1 import inference_pb2, job_pb2
 
 from ..conftest import names
-from .conftest import SHORT_TTL_MS, Ear, Stage, chunk, settled, until
+from .conftest import SHORT_TTL_MS, Ear, Stage, chunk, on_both_servers, settled, until
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
     from kvstore.orphans import Orphan
+
+pytestmark = on_both_servers
 
 MOVED, STALE, WAITING, ENDED = (
     Rehomed.MOVED,

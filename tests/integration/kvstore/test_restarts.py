@@ -15,12 +15,14 @@ from kvstore.entries import PENDING_AT_ONCE
 from kvstore.jobs import Commit, Submitted
 from octavo.v1 import inference_pb2
 
-from .conftest import SHORT_TTL_MS, Stage, chunk, set_stage, until
+from .conftest import SHORT_TTL_MS, Stage, chunk, on_both_servers, set_stage, until
 from .proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+pytestmark = on_both_servers
 
 
 class Restartable:

@@ -12,10 +12,12 @@ from kvstore.jobs import Commit, Finished, JobState, Submitted
 from kvstore.registry import DRAINING, Load, WorkerInfo
 from octavo.v1 import inference_pb2
 
-from .conftest import Stage, chunk
+from .conftest import Stage, chunk, on_both_servers
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+pytestmark = on_both_servers
 
 # A victim that computes 100 prompt tokens in a second and has one place; so does the thief.
 RATES: dict[str, Any] = {"prefill_tok_s": 100.0, "max_running": 1}
