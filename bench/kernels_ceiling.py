@@ -14,6 +14,7 @@ from bench.kernels_table import Peak
 from bench.kernels_work import SIZES, layer_products
 from worker.kernels.native import memory
 from worker.kernels.native.library import address
+from worker.kernels.products import multiplies_bfloat16
 from worker.model.decoder.config import DecoderShape, LayerShape
 from worker.model.decoder.native import SECTIONS
 from worker.step import StepRow
@@ -77,8 +78,10 @@ class Memory:
 def peak(native: Native, dtype: str) -> Peak:
     """The best of our own kernels on shapes that suit them, and of torch's product, which knows no int8 like ours."""
     candidates = [_own_peak(native, dtype, width) for width in WIDTHS]
-    if dtype != "int8":
+    if dtype == "float32" or (dtype == "bfloat16" and multiplies_bfloat16()):  # else torch takes minutes for one
         candidates.append(_torch_peak(dtype))
+    elif dtype == "bfloat16":
+        candidates.append(_torch_peak("float32"))
     return max(candidates, key=lambda one: one.operations_per_s)
 
 
@@ -141,4 +144,4 @@ def _torch_peak(dtype: str) -> Peak:
         begin = time.perf_counter()
         torch.mm(left, right, out=out)
         least = min(least, time.perf_counter() - begin)
-    return Peak(2 * size**3 / least, f"torch's product of {size} by {size} by {size}")
+    return Peak(2 * size**3 / least, f"torch's {dtype} product of {size} by {size} by {size}")

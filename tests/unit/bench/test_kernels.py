@@ -15,6 +15,7 @@ from bench import kernels, kernels_ceiling, kernels_model
 from bench.kernels import KernelsConfig, fill, loads, run_kernels, time_step
 from bench.kernels_ceiling import Memory, ideal_shape, peak
 from bench.kernels_model import chosen_kernels, made_up, needed_kernels
+from bench.kernels_table import Peak
 from bench.kernels_work import Load
 from ops.cli import main
 from tests.unit.bench import quality_models
@@ -110,7 +111,23 @@ def test_all_memory_is_read() -> None:
 def test_a_peak_says_what_reached_it(dtype: str) -> None:
     found = peak(next(iter(NATIVE.values())), dtype)
     assert found.operations_per_s > 0
-    assert found.by.startswith("our " if dtype == "int8" else ("our ", "torch's product of 128"))
+    assert found.by.startswith("our " if dtype == "int8" else ("our ", "torch's "))
+
+
+@pytest.mark.parametrize(("multiplies", "product"), [(True, "bfloat16"), (False, "float32")])
+def test_torch_multiplies_bfloat16_only_where_the_processor_does(
+    monkeypatch: pytest.MonkeyPatch, multiplies: bool, product: str
+) -> None:
+    asked: list[str] = []
+
+    def torch_peak(dtype: str) -> Peak:
+        asked.append(dtype)
+        return Peak(1.0, dtype)
+
+    monkeypatch.setattr(kernels_ceiling, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(kernels_ceiling, "_torch_peak", torch_peak)
+    peak(next(iter(NATIVE.values())), "bfloat16")
+    assert asked == [product]
 
 
 def test_pages_are_filled_everywhere() -> None:
