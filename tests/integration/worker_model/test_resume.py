@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tests.integration.worker_model.conftest import AnyRunner, Loaded
     from worker.engine import Engine
 
-COUNT = 60
+COUNT, FEW = 60, 30
+"""Requests, and those to the real model."""
 CROWD = 10
 """Requests at once."""
 
@@ -76,8 +77,8 @@ def compare(runner: AnyRunner, make: Callable[..., Engine], asked: list[Request]
                 assert answers[key] == whole, f"{request} differs, cut off: {request in left}"
         resumed += len(left)
     # The test shows something only if that happened often.
-    assert resumed > COUNT // 4
-    assert half_said > COUNT // 8
+    assert resumed > len(asked) // 4
+    assert half_said > len(asked) // 8
 
 
 @pytest.mark.timeout(240)
@@ -110,13 +111,12 @@ def test_smollm2(smollm2: Loaded) -> None:
         return engine_over(over, table, eos_token_ids=files.eos_token_ids, context_length=files.context_length)
 
     sizes = Sizes(vocab=4000, shared=64, own=20, output=24)
-    compare(runner, make, requests(COUNT, sizes, ["the", "\n", "."], seed=2), most_steps=20)
+    compare(runner, make, requests(FEW, sizes, ["the", "\n", "."], seed=2), most_steps=20)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("smollm2", ["fused"], indirect=True)
-@pytest.mark.parametrize("cut", [1, 2, 15, 16, 17, 63])
-def test_one_long_answer_cut_at_the_edges_of_blocks(smollm2: Loaded, cut: int) -> None:
+def test_one_long_answer_cut_at_the_edges_of_blocks(smollm2: Loaded) -> None:
     files, runner = smollm2(torch.bfloat16)
     table = TokenBytes.from_json(files.tokenizer_json)
     first, second = (
@@ -127,14 +127,17 @@ def test_one_long_answer_cut_at_the_edges_of_blocks(smollm2: Loaded, cut: int) -
         "long",
         tuple(random.Random(5).choices(range(3, 4000), k=37)),
         SamplingParams(temperature=0.9, top_p=0.95, seed=12, frequency_penalty=0.3),
-        StopParams(80, ignore_eos=True),
+        StopParams(66, ignore_eos=True),
         logprobs=3,
     )
     expected = alone(first, asked)
-    answers, left = cut_off(first, [asked], cut)
-    tiny.poison(runner)
-    assert left == [asked]
-    go_on(second, asked, answers)
-    while second.has_work:
-        take(second, answers)
-    assert answers == expected
+    for cut in (1, 2, 15, 16, 17, 63):
+        answers, left = cut_off(first, [asked], cut)
+        tiny.poison(runner)
+        for engine in (first, second):
+            engine._scheduler.pool.clear()
+        assert left == [asked]
+        go_on(second, asked, answers)
+        while second.has_work:
+            take(second, answers)
+        assert answers == expected, f"cut off after {cut} steps"
