@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.worker.kernels.native import NATIVE, TEAMS
 from tests.unit.worker.model import tiny
-from tests.unit.worker.model.decoder.test_runner import CASES, KINDS, fresh, load, shuffled
+from tests.unit.worker.model.decoder.test_runner import KINDS, each_case, fresh, load, shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,24 +41,20 @@ def sharing(made: DecoderRunner, free: list[int], *, seen: int) -> list[Text]:
     return texts
 
 
-@pytest.mark.parametrize("level", NATIVE)
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@each_case
 def test_each_has_the_bits_it_has_alone(saved: Callable[[str], Path], name: str, kind: str, level: str) -> None:
     made = load(saved(name), TEAMS[level], KINDS[kind])
     free = shuffled(made)
     texts = sharing(made, free, seen=17)
-    alone = [fresh(made, text.ids, free) for text in texts]
-    for text, solo in zip(texts, alone, strict=True):
-        tiny.feed(made, solo, text.done, *[1] * 12)
+    alone = [made.forward([fresh(made, text.ids, free).next(len(text.ids), len(text.ids))]).clone() for text in texts]
     late = fresh(made, tiny.tokens(100, seed=77), free)
     for count in range(12):
         order = texts[count:] + texts[:count]
         tiny.step(made, *((text, 1) for text in order[:6]), (late, 8), *((text, 1) for text in order[6:]))
     for text, solo in zip(texts, alone, strict=True):
-        common = [length for length in text.logits if length in solo.logits]
-        assert len(common) >= 12
-        for length in common:
-            assert torch.equal(text.logits[length], solo.logits[length]), (length, len(text.ids))
+        assert len(text.logits) == 13
+        for length, logits in text.logits.items():
+            assert torch.equal(logits, solo[length - 1]), (length, len(text.ids))
 
 
 @pytest.mark.parametrize("level", NATIVE)
