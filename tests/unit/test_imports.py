@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,9 +108,10 @@ def sources(package: str) -> list[Path]:
     return found
 
 
-def imports(path: Path) -> list[Import]:
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
     """Every import of a file, those inside functions too. Names taken `from` a package count as its submodules."""
-    return list(_walk(ast.parse(path.read_text()), str(path.relative_to(ROOT)), runs_at_import=True))
+    return tuple(_walk(ast.parse(path.read_text()), str(path.relative_to(ROOT)), runs_at_import=True))
 
 
 def _walk(node: ast.AST, file: str, *, runs_at_import: bool) -> Iterator[Import]:

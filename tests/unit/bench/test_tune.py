@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from bench import tune
 from bench.tune import Point, Variant, by_round, points_of, ratio, run_tune, variants_of
 from bench.tune_proposal import propose
-from bench.waste import measure_waste
-from tests.unit.bench.tune_made import SMALL, InterruptedSubject, RuledSubject
+from tests.unit.bench.tune_made import SMALL, InterruptedSubject, RuledSubject, known_waste
+
+
+@pytest.fixture(autouse=True)
+def _waste_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "measure_waste", known_waste)
 
 
 def test_every_variant_at_every_kind_of_step() -> None:
@@ -34,7 +39,7 @@ def test_every_variant_at_every_kind_of_step() -> None:
             (3, 320),
         ]
         assert all(step["least_ms"] == step["median_ms"] == step["most_ms"] for step in each["steps"])
-        assert each["unused"] == measure_waste(requests=1, seed=0, block_size=each["block_size"]).unused
+        assert each["unused"] == known_waste(requests=1, seed=0, block_size=each["block_size"]).unused
     # 20 blocks each, of which 10 are a prompt and lie together; then they grow in turn.
     assert by_variant[16, 1, "fresh"]["steps"][3]["median_ms"] == 3 + 3 * 10
     assert by_variant[16, 8, "fresh"]["neighbours"] > by_variant[16, 1, "fresh"]["neighbours"] > 0.5

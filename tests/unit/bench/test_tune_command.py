@@ -10,17 +10,22 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench import tune_model
+from bench import tune, tune_model
 from bench.tune import TuneConfig, run_tune
 from bench.tune_command import table
 from bench.tune_plot import draw_tune
 from ops.cli import main
 from ops.console import INTERRUPTED
-from tests.unit.bench.tune_made import SMALL, InterruptedSubject, RuledSubject
+from tests.unit.bench.tune_made import SMALL, InterruptedSubject, RuledSubject, known_waste
 from worker.model.errors import ModelNotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _waste_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "measure_waste", known_waste)
 
 
 @pytest.fixture

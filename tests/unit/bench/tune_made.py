@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from bench.tune import TuneConfig
 from bench.tune_pool import neighbours
+from bench.waste import measure_waste
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 SMALL = TuneConfig(
     block_sizes=(32, 16), block_runs=(8, 1), contexts=(320, 64), sequences=(1, 3), rounds=3, requests=1, kv_tokens=2048
 )
+
+known_waste = cache(measure_waste)
+"""Found once for all tests: it is the same each time, and takes a whole load."""
 
 
 class RuledSubject:

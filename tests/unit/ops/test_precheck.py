@@ -13,12 +13,15 @@ from click.testing import CliRunner
 from ops import precheck
 from ops.config import FleetConfig
 from ops.up import command
+from worker import look
 from worker.__main__ import command as worker_command
 from worker.kernels.native.library import LEVELS, NativeUnavailableError
 from worker.options import SHARED
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+NO_WEIGHTS = "a simulated model has no weights, and runs on the processor: --dtype and --device auto"
 
 
 def refused(*arguments: str) -> str:
@@ -46,11 +49,9 @@ def refused(*arguments: str) -> str:
             "not a URL of a broker: redis://, rediss:// or unix://, host, port and database",
         ),
         (("--metrics-port", "65535"), "Invalid value for --metrics-port: 2 ports from 65535 on end beyond 65535"),
-        (
-            ("--model", "nosuch"),
-            "no model 'nosuch': give a directory of safetensors, a GGUF file, smollm2-135m, or simulated",
-        ),
         (("--model", "simulated:0,1"), "model 'simulated:0,1': PREFILL_TOK_S must be above 0, times 0 ms or more"),
+        (("--model", "simulated", "--device", "cuda"), NO_WEIGHTS),
+        (("--model", "simulated", "--dtype", "float32"), NO_WEIGHTS),
     ],
 )
 def test_what_can_be_seen_at_first_sight(arguments: tuple[str, ...], reason: str) -> None:
@@ -61,9 +62,21 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert refused("--model", str(tmp_path)) == f"{tmp_path} has no config.json"
 
 
+def seen(model: str, device: str) -> str:
+    """Why a worker could not load that, without a process of its own: that brings torch along, and takes seconds."""
+    with pytest.raises(SystemExit) as ended:
+        look.main(model, "auto", device)
+    return str(ended.value)
+
+
+def test_a_model_that_is_not_there() -> None:
+    places = "give a directory of safetensors, a GGUF file, smollm2-135m, or simulated"
+    assert seen("nosuch", "auto") == f"no model 'nosuch': {places}"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 def test_a_device_that_is_not_there() -> None:
-    assert refused("--device", "cuda") == "device cuda: PyTorch finds none here"
+    assert seen("smollm2-135m", "cuda") == "device cuda: PyTorch finds none here"
 
 
 def test_a_port_that_is_taken_of_any_process() -> None:
