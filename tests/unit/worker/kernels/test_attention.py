@@ -44,10 +44,9 @@ def test_any_shape_in_any_pieces_is_what_float64_says(seed: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
 @pytest.mark.parametrize("window", [0, 50])
-@pytest.mark.parametrize("group", [1, 3])
-def test_bits_do_not_depend_on_company_pieces_or_blocks(
-    dtype: torch.dtype, softcap: float, window: int, group: int
-) -> None:
+def test_bits_do_not_depend_on_company_pieces_or_blocks(dtype: torch.dtype, softcap: float, window: int) -> None:
+    # With this, any three of the four come in all their combinations.
+    group = 1 if (dtype is torch.float32) ^ (softcap > 0) ^ (window > 0) else 3
     book = Book(spec(group=group, window=window, softcap=softcap), dtype, block_size=16, num_blocks=600, seed=group)
     whole = book.text(530)
     book.step([(whole, 530)])

@@ -31,8 +31,9 @@ def test_a_number_has_one_result_wherever_it_is(name: str, dtype: torch.dtype, t
     function = RowExactActivation(ACT2FN[name])
     assert measure(function, dtype).exact
     for width in (7, 100, 131, 896):
-        rows = (torch.randn(144, width, generator=torch.Generator().manual_seed(width)) * 3).to(dtype)
-        expected = torch.cat([function(row.repeat(16, 1))[5:6] for row in rows])
+        some = (torch.randn(24, width, generator=torch.Generator().manual_seed(width)) * 3).to(dtype)
+        rows = some.repeat(6, 1)
+        expected = torch.cat([function(row.repeat(16, 1))[5:6] for row in some]).repeat(6, 1)
         for count in (16, 80, 144):
             assert torch.equal(function(rows[:count]), expected[:count]), (name, width, count, threads)
 
