@@ -1,4 +1,4 @@
-"""Pages outlive a fleet: a conversation goes on where it was, on the real model."""
+"""Pages outlive a fleet: a conversation goes on where it was, on the real model or a simulated one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ async def ask(up: Up, text: str, salt: str = "") -> Answer:
         return await client.generate(request, timeout=120)
 
 
-@pytest.mark.parametrize("place", ["redis", "folder"])
-async def test_the_second_request_of_a_conversation_finds_the_pages_of_the_first(place: str, tmp_path: Path) -> None:
+# Four starts of the real model would take a minute: that its pages keep their bits in a folder is shown with workers.
+@pytest.mark.parametrize(("place", "model"), [("redis", "smollm2-135m"), ("folder", "simulated:20000,2")])
+async def test_the_second_request_of_a_conversation_finds_the_pages_of_the_first(
+    place: str, model: str, tmp_path: Path
+) -> None:
     async with EmbeddedBroker() as server:
-        options = ("--pages-redis", server.url) if place == "redis" else ("--pages", f"dir:{tmp_path}")
+        pages = ("--pages-redis", server.url) if place == "redis" else ("--pages", f"dir:{tmp_path}")
+        options = ("--model", model, *pages)
         up = Up.start(*SIZES, *options).until_ready()
         try:
             first = await ask(up, STORY)
