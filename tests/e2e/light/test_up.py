@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(400)
 
+MODEL = ("--model", "simulated:4000,20")
+
 
 @pytest.fixture
 def up() -> Iterator[Up]:
     """A small fleet of the test's own, which the test ends."""
-    started = Up.start("--model", "simulated:4000,20", "--kv-tokens", "1024", "--grace", "20")
+    started = Up.start(*MODEL, "--kv-tokens", "1024", "--grace", "20")
     try:
         yield started.until_ready()
     finally:
@@ -111,7 +113,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 
 def test_a_broker_that_is_not_there_is_told_without_its_password() -> None:
-    refused = octavo("up", "--grpc-port", "0", "--redis", "redis://:secret@127.0.0.1:1/0", check=False)
+    refused = octavo("up", *MODEL, "--grpc-port", "0", "--redis", "redis://:secret@127.0.0.1:1/0", check=False)
     assert refused.returncode == 1
     assert "127.0.0.1:1" in refused.stderr
     assert "secret" not in refused.stderr + refused.stdout
