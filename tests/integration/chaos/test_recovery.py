@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bench.chaos.server import Server
     from kvstore.client import Broker
 
-FLEET = FleetConfig(workers=2, gateways=2, model="simulated:2000,10", threads=1, kv_tokens=8192, grace=1.0)
+FLEET = FleetConfig(workers=2, gateways=2, grpc_port=0, model="simulated:2000,10", threads=1, kv_tokens=8192, grace=1.0)
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,7 @@ async def test_who_leaves_cancels_the_call() -> None:
     async with running([[*HALF, Hang()]]) as fleet, Client(fleet.targets) as client:
         async with aclosing(client.generate(REQUEST)) as answer:
             assert told([await anext(answer)]) == ([10], "a", [])
+            await fleet.gateways[0].hanging.wait()
         await fleet.gateways[0].left.wait()
     assert fleet.gateways[0].cancelled == []  # the gateways saw it themselves
 
