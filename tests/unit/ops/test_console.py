@@ -66,8 +66,10 @@ def test_every_command_ends_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_a_command_is_still_imported_too(number: signal.Signals, tmp_path: Path) -> None:
-    """A module that tells when it is being imported, and then takes its time."""
-    (tmp_path / "slow_command.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    """A module that tells when it is being imported, and then takes its time: in short sleeps, as a signal that comes
+    right before one does not end it."""
+    slow = "import time\nprint('importing', flush=True)\nfor _ in range(6000):\n    time.sleep(0.01)\n"
+    (tmp_path / "slow_command.py").write_text(slow)
     code = (
         "from ops import cli\n"
         "cli.COMMANDS['slow'] = cli.Lazy('slow_command', 'command', '')\n"
