@@ -23,10 +23,10 @@
 --
 -- Races closed: the caller's look may be old, so all that it saw is compared here: of several gateways one moves a job;
 -- a worker that came back, or read the entry after all, or tells of a token before it leaves, keeps it; a job that was
--- ended, moved or submitted anew under its id is left alone. A call that is repeated after a lost reply knows its own work by the mover. The target's lease is
--- looked at in one piece with the move, so that no job enters the stream of a worker that is dead or about to leave. The
--- old worker, should it only be frozen, is refused: it is the job's owner no more, and its entry is gone. The
--- charges are at one worker at any time.
+-- ended, moved or submitted anew under its id is left alone. A call that is repeated after a lost reply knows its own
+-- work by the mover. The target's lease is looked at in one piece with the move, so that no job enters the stream of a
+-- worker that is dead or about to leave. The old worker, should it only be frozen, is refused: it is the job's owner no
+-- more, and its entry is gone. The charges are at one worker at any time.
 -- The load where the job is charged is named by the job; it shares the hash tag, hence the slot.
 local workers, lease, stream, job, log, dead, orphaned = unpack(KEYS, 1, 7)
 local group, prefix, worker, ttl, entry, attempt, deaths, fruitless, most_choices, mover = unpack(ARGV, 1, 10)

@@ -13,7 +13,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway import asking
 from gateway import client as module
 from gateway.client import BrokenStream, Client, prepared
 from octavo.v1 import inference_pb2
@@ -38,10 +37,7 @@ from tests.unit.gateway.scripted_gateway import (
     told,
 )
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSE_S", (0.001, 0.01))
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 async def test_an_answer_passes_as_it_is() -> None:

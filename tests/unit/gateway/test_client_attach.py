@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSE_S", (0.001, 0.01))
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 async def read(

@@ -8,7 +8,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway import asking
 from gateway import client as module
 from gateway.client import BrokenStream, Client
 from octavo.v1.inference_pb2 import CANCELLED, Chunk, GenerateResponse
@@ -32,10 +31,7 @@ from tests.unit.gateway.scripted_gateway import (
     told,
 )
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSE_S", (0.001, 0.01))
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 async def test_cancel_asks_the_next_gateway_too() -> None:

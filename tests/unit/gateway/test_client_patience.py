@@ -31,10 +31,7 @@ from tests.unit.gateway.scripted_gateway import (
     told,
 )
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSE_S", (0.001, 0.01))
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "all queues are full", (("retry-after-ms", "200"),))
