@@ -80,31 +80,32 @@ def test_logits_are_those_of_transformers(smollm2: Loaded) -> None:
             assert (logits - expected[length - 1]).norm() / expected[length - 1].norm() < 1e-4
 
 
-@pytest.mark.parametrize(("threads", "dtype"), [(1, torch.bfloat16), (2, torch.bfloat16), (2, torch.float32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
 def test_every_path_gives_the_same_bits(dtype: torch.dtype, threads: int, smollm2: Loaded) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         files, runner = smollm2(dtype)
-        ids = encode(files, PROSE * 6)[:270]
+        ids = encode(files, PROSE * 8)[:410]
         whole_table, chunked_table, mixed_table, *others = tables(9, 40)
-        whole = {length: tiny.feed(runner, Text(ids[:length], whole_table)) for length in (17, 128, 129, 257, 270)}
-        chunked = tiny.feed(runner, Text(ids, chunked_table), 16, 1, 90, 20, 1, 1, 1, 122, 5, *[1] * 11)
+        whole = {length: tiny.feed(runner, Text(ids[:length], whole_table)) for length in (17, 128, 129, 390, 410)}
+        chunked = tiny.feed(runner, Text(ids, chunked_table), 16, 1, 90, 20, 1, 1, 1, 255, 5, *[1] * 18)
         mixed, chance = Text(ids, mixed_table), random.Random(1)
         company = [Text(encode(files, PROSE[seed:] * 9)[:600], table) for seed, table in enumerate(others)]
-        for count in (16, 1, 111, 1, 128, 1, 1, 1, 9, 1):
+        for count in (16, 1, 111, 1, 261, 1, 1, 1, 16, 1):
             share = [(near, chance.choice([1, 1, 7, 30])) for near in chance.sample(company, chance.randint(1, 6))]
             share.insert(chance.randint(0, len(share)), (mixed, count))
             tiny.step(runner, *share)
-        shared = Text(ids, chunked_table[:12] + whole_table[12:], done=192)
-        tiny.step(runner, (shared, 65))
-        tiny.step(runner, (shared, 13))
+        shared = Text(ids, chunked_table[:20] + whole_table[20:], done=320)
+        tiny.step(runner, (shared, 70))
+        tiny.step(runner, (shared, 20))
         for length, text in whole.items():
             assert torch.equal(chunked.logits[length], text.logits[length])
             assert length not in mixed.logits or torch.equal(mixed.logits[length], text.logits[length])
-        assert mixed.logits.keys() >= {17, 129, 257, 270}
-        assert torch.equal(shared.logits[257], whole[257].logits[257])
-        assert torch.equal(shared.logits[270], whole[270].logits[270])
+        assert mixed.logits.keys() >= {17, 129, 390, 410}
+        assert torch.equal(shared.logits[390], whole[390].logits[390])
+        assert torch.equal(shared.logits[410], whole[410].logits[410])
     finally:
         torch.set_num_threads(before)
 
@@ -118,13 +119,13 @@ def test_thirty_one_neighbours_change_nothing(dtype: torch.dtype, smollm2: Loade
     solo_table, mixed_table, scored_table, *others = tables(34, 8)
     solo = tiny.feed(runner, Text(ids, solo_table), 90, *[1] * 22)
     company = [Text(encode(files, PROSE[seed:] * 2)[: 40 + seed], table) for seed, table in enumerate(others)]
-    tiny.step(runner, *((near, 4 + seed % 16) for seed, near in enumerate(company)))
+    tiny.step(runner, *((near, 20 + seed) for seed, near in enumerate(company)))
     mixed = Text(ids, [*solo_table[:5], mixed_table[0], mixed_table[1], mixed_table[2]], done=95)
     runner.copy_blocks([(solo_table[5], mixed_table[0])])
-    for _ in range(9):
+    for _ in range(17):
         tiny.step(runner, *((near, 1) for near in company[:17]), (mixed, 1), *((near, 1) for near in company[17:]))
     whole = runner.forward([StepRow(ids, 0, scored_table, 112)])
-    assert len(mixed.logits) == 9
+    assert len(mixed.logits) == 17
     for length, logits in solo.logits.items():
         assert torch.equal(whole[length - 1], logits)
         assert length not in mixed.logits or torch.equal(mixed.logits[length], logits)
