@@ -34,8 +34,8 @@ def compare(crowded: Engine, quiet: Engine, asked: Sequence[Request]) -> None:
     # The test shows something only if all of this happened, and often.
     assert crowd.stats.preemptions > 5
     assert crowd.stats.evictions > len(asked) / 2
-    assert crowd.stats.prefix_hit > 1.5 * len(asked)
-    assert len(asked) / 20 < len(crowd.cancelled) < len(asked) / 3
+    assert crowd.stats.prefix_hit > (2.5 if len(asked) == COUNT else 1.5) * len(asked)  # few meet fewer of their kind
+    assert len(asked) / 20 < len(crowd.cancelled) < 0.3 * len(asked)
     finished = 0
     for request in asked:
         expected = alone(quiet, request)
