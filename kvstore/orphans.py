@@ -86,7 +86,7 @@ class Orphan:
     seen_ms: int
     """When this was found, by the broker's clock."""
     waited_ms: int
-    """For how long jobs of that incarnation have had nobody to run them."""
+    """For how long it has had nobody to run it."""
 
     @property
     def kept(self) -> bool:
@@ -204,6 +204,8 @@ def _parse(worker: str, head: Sequence[Any], now_ms: int) -> Orphan:
     """From what orphans.lua tells of a job. Raises ValueError when that isn't what we write."""
     entry_id, request_id, why, size, attempt, state, incarnation, fingerprint, model, *numbers = head
     prompt_tokens, charge, deaths, fruitless, waited_ms, choices, *positions = numbers
+    if not size:
+        raise ValueError("it has no payload")
     if size > MAX_JOB_BYTES:
         raise ValueError(f"its payload has {size} bytes, of {MAX_JOB_BYTES} at most")
     past, ended = parse_positions(positions, choices)

@@ -241,11 +241,17 @@ async def test_a_job_that_is_not_as_we_write_it_ends(mortal: Stage, broker: Brok
     for request_id, (field, value) in damage.items():
         await mortal.submit(request_id, worker)
         await broker.call("HSET", broker.keys.job(request_id), field, value)
+    without = ["no payload", "doomed, without a payload"]
+    for deaths, request_id in zip((0, 3), without, strict=True):
+        await mortal.submit(request_id, worker)
+        await broker.call("HSET", broker.keys.job(request_id), "deaths", deaths)
+        await broker.call("HDEL", broker.keys.job(request_id), "payload")
     await mortal.submit("good", worker)
     await mortal.perish(worker)
     assert await mortal.rehome(other) == {"good": MOVED}
-    assert broker.malformed == len(damage)
-    for request_id in damage:
+    assert await mortal.jobs.orphans() == []
+    assert broker.malformed == len(damage) + len(without)
+    for request_id in [*damage, *without]:
         (delivery,) = await mortal.log(request_id)
         assert delivery.failure == job_pb2.FAILURE_INTERNAL
         assert delivery.chunk.error.startswith("the job in the broker is damaged: ")
