@@ -23,6 +23,8 @@ name                            type                what
                                                     those, from the page store), fingerprint and model
                                                     (of the worker), deaths (workers in a row that died of it),
                                                     fruitless (workers in a row that ran it and got no token),
+                                                    able_ms (Redis clock: when there was last a worker for
+                                                    it where it had to wait for its turn),
                                                     detached ("1": nobody's leaving ends it), mover (call that
                                                     moved it to another worker last), route (its id in
                                                     ``routes``), stolen_from (worker), finish (of the choice that
@@ -43,7 +45,7 @@ name                            type                what
                                                     is there still, and has no token since.
 ``orphaned:<worker>``           hash with TTL       by incarnation and what became of it: since when its jobs
                                                     have nobody to run them (Redis clock, ms). Gone where
-                                                    somebody can, or nobody looks.
+                                                    nobody looks.
 ``ledger``                      hash                jobs ever accepted, and of those: finished, failed, cancelled,
                                                     expired, dead. With the entries of all streams they add up.
 ``dead:jobs``                   hash with TTL       octavo.v1.DeadJob by request id: jobs that too many workers died

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
 
 ORPHAN_WAIT_S = 30.0
-"""How long the jobs of a worker wait for others that could run them, from when they were first found without one."""
+"""How long the jobs of a worker wait for others that could run them, from when they were first found without one; a job
+for which there was one since, from then on."""
 _MARK_TTL_MS = 3600 * 1000
 """Of a suspect's mark: longer than anything that runs is without a token."""
 

@@ -14,9 +14,10 @@
 -- has not read, or told no token of. Entries that name no job of theirs are dropped. What becomes of the others is decided
 -- by rehome.lua, in the moment of the move. Payloads are not told: jobs that have to wait are looked at again and again.
 --
--- What became of a life leaves its jobs with nobody from when they are first found so. That ends when one of them can be
--- moved, or when the life is found alive; and it is forgotten where nobody has looked for as long as a lease lasts, which
--- is sooner than a life that came back can be taken for dead again.
+-- What became of a life leaves its jobs with nobody from when they are first found so, all of them together; of a job for
+-- which there was a worker since, from then on (rehome.lua). That ends when the life is found alive; and it is forgotten
+-- where nobody has looked for as long as a lease lasts, which is sooner than a life that came back can be taken for dead
+-- again.
 --
 -- Races closed: death is decided here, not by the caller's look at the fleet, which may be old; no job can enter a dead
 -- worker's stream between its last entry's end and its deletion, as submit.lua looks at the same lease.
@@ -70,9 +71,9 @@ end
 
 local now, since = now_ms(), {}
 
--- For how long what became of an incarnation has left its jobs with nobody. A key of another type, or what is no time, was
+-- For how long what became of an incarnation has left a job with nobody. A key of another type, or what is no time, was
 -- not written by us.
-local function waited(fate)
+local function waited(fate, able)
   if not since[fate] then
     if type(redis.pcall('HSETNX', orphaned, fate, int(now))) == 'table' then
       redis.call('DEL', orphaned)
@@ -82,14 +83,14 @@ local function waited(fate)
     local began = tokens_of(redis.call('HGET', orphaned, fate))
     since[fate] = began > 0 and began or now
   end
-  return math.max(now - since[fate], 0)
+  return math.max(now - math.max(since[fate], tokens_of(able)), 0)
 end
 
 -- What is told of a job; nil for an entry that names none of this worker's, {} for one that is in good hands.
 local function head(entry, request, why)
   local job = prefix .. 'job:' .. request
   local seen = redis.pcall('HMGET', job, 'state', 'worker', 'entry', 'owner', 'attempt', 'began', 'deaths', 'fruitless',
-    'choices', 'fingerprint', 'worker_incarnation', 'model', 'prompt_tokens', 'charge')
+    'choices', 'fingerprint', 'worker_incarnation', 'model', 'prompt_tokens', 'charge', 'able_ms')
   if seen.err or (seen[1] ~= 'queued' and seen[1] ~= 'running') or seen[2] ~= worker or seen[3] ~= entry then
     return nil
   end
@@ -101,7 +102,8 @@ local function head(entry, request, why)
   end
   local incarnation = seen[11] or ''
   return {entry, request, why, redis.call('HSTRLEN', job, 'payload'), seen[5], seen[1], incarnation, seen[10] or '',
-    seen[12] or '', seen[13], seen[14], deaths, fruitless, waited(incarnation .. ' ' .. why), seen[9], unpack(positions)}
+    seen[12] or '', seen[13], seen[14], deaths, fruitless, waited(incarnation .. ' ' .. why, seen[15]), seen[9],
+    unpack(positions)}
 end
 
 local result = {int(now), #looked_at == most_entries and looked_at[#looked_at][1] or ''}

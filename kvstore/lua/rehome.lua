@@ -12,14 +12,16 @@
 --      16 octavo.v1.DeadJob, '': it has no such fault   17 about how many of them are kept   18 for how long, in ms
 --      with a target: 19 worker   20 its incarnation   21 of the prompt and the tokens, what it computes anew
 --      22 tokens predicted as cached   23 for how long the mark is kept, in ms   24 deaths from which on a suspect is alone
--- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet, or that has a suspect and this
--- is one), or 'stale': it is not as the caller saw it, or the target is gone. One that a draining worker has read is moved,
--- or waits.
+-- Returns 'moved', 'ended' (it waited too long), 'dead', 'waiting' (there is no target yet, or the last suspect that was
+-- moved there is one still and one of the two must be alone), or 'stale': it is not as the caller saw it, or the target is
+-- gone. One that a draining worker has read is moved, or waits.
 --
 -- A job that a worker may have died of is a suspect until it gets a token. After one death they go on at once, wherever
--- there is room: most were only there. After two a suspect goes where no other one is, and no other one goes there, whoever
--- moves them: what kills a third worker would take with it those that were beside it twice. Who waits for that waits as
--- long as it takes.
+-- there is room: most were only there. After two a suspect goes only where the suspect that was moved there last has a
+-- token by now, or is gone, and no other one follows it before it has one, whoever moves them: so no two of these are at
+-- one worker, and what kills a third worker takes none with it that was beside it twice. (Only the last one's mark is kept:
+-- suspects of one death that came before that may be there.) Who waits for its turn waits as long as it takes: there is a
+-- worker for it, and should that go, its time begins then.
 --
 -- Races closed: the caller's look may be old, so all that it saw is compared here: of several gateways one moves a job;
 -- a worker that came back, or read the entry after all, or tells of a token before it leaves, keeps it; a job that was
@@ -33,7 +35,7 @@ local group, prefix, worker, ttl, entry, attempt, deaths, fruitless, most_choice
 local retention, patience, finish, unavailable, doomed, record, most_dead, dead_ttl = unpack(ARGV, 11, 18)
 
 local seen = redis.pcall('HMGET', job, 'worker', 'worker_incarnation', 'owner', 'gateway', 'entry', 'charge', 'prefill',
-  'choices', 'state', 'attempt', 'began', 'deaths', 'mover', 'finisher', 'fruitless')
+  'choices', 'state', 'attempt', 'began', 'deaths', 'mover', 'finisher', 'fruitless', 'able_ms')
 if seen.err then
   return 'stale'
 elseif seen[9] == 'ended' then
@@ -86,11 +88,10 @@ if record ~= '' then
 end
 
 local past = seen[2] or ''
-local fate = past .. ' ' .. why
 if not KEYS[8] then
-  local since = redis.pcall('HGET', orphaned, fate)
+  local since = redis.pcall('HGET', orphaned, past .. ' ' .. why)
   since = type(since) == 'string' and tokens_of(since) or 0
-  if since == 0 or now_ms() - since <= tonumber(patience) then
+  if since == 0 or now_ms() - math.max(since, tokens_of(seen[16])) <= tonumber(patience) then
     return 'waiting'
   end
   give_up('failed', unavailable)
@@ -130,7 +131,7 @@ end
 
 local suspect = tonumber(deaths) > 0
 if suspect and occupied() then
-  redis.pcall('HDEL', orphaned, fate) -- there is a worker
+  redis.call('HSET', job, 'able_ms', int(now_ms())) -- there is a worker
   return 'waiting'
 end
 local moved = redis.pcall('XADD', target_stream, '*', 'request', request)
@@ -142,7 +143,6 @@ refund(prefix .. 'load:' .. worker .. ':' .. past, seen[6], seen[7], seen[8])
 charge_to(target_load, seen[6], prefill, seen[8])
 redis.call('HSET', job, 'worker', target, 'worker_incarnation', incarnation, 'entry', moved, 'state', 'queued', 'owner', '',
   'prefill', prefill, 'predicted', predicted, 'deaths', deaths, 'fruitless', fruitless, 'mover', mover)
-redis.pcall('HDEL', orphaned, fate)
 if suspect then
   redis.call('SET', mark, request, 'PX', mark_ttl)
 end

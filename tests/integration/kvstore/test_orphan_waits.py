@@ -81,10 +81,9 @@ async def test_a_look_at_those_that_wait_carries_no_prompts(mortal: Stage, broke
     assert await sent() - before < 20_000
 
 
-@pytest.mark.parametrize("how", ["moved", "woken", "woken, with an earlier life's jobs", "replaced"])
+@pytest.mark.parametrize("how", ["woken", "woken, with an earlier life's jobs", "replaced"])
 async def test_the_time_is_one_deaths(mortal: Stage, hasty: Jobs, broker: Broker, how: str) -> None:
     """What is left of an earlier one ends nothing."""
-    other = await mortal.worker("w1")
     if how == "woken, with an earlier life's jobs":
         past = await mortal.worker()
         await mortal.running("earlier", past)
@@ -97,11 +96,7 @@ async def test_the_time_is_one_deaths(mortal: Stage, hasty: Jobs, broker: Broker
     key, fate = broker.keys.orphaned("w0"), f"{worker.incarnation} died"
     assert 0 < await broker.call("PTTL", key) <= SHORT_TTL_MS
     await broker.call("HSET", key, fate, LONG_AGO)
-    if how == "moved":
-        # There is somebody for the other one, too.
-        orphan = (await mortal.jobs.orphans())[0]
-        assert await mortal.jobs.rehome(orphan, Target("w1", other.incarnation, 3, 0)) is MOVED
-    elif how == "replaced":
+    if how == "replaced":
         worker = await mortal.worker()
         assert set((await mortal.rehome(worker)).values()) == {MOVED}
         await mortal.claim(worker)
@@ -118,3 +113,26 @@ async def test_the_time_is_one_deaths(mortal: Stage, hasty: Jobs, broker: Broker
     found = [one for one in await hasty.orphans() if one.incarnation == worker.incarnation]
     assert {one.request_id for one in found} >= {"r2"}
     assert {await hasty.rehome(orphan, None) for orphan in found} == {WAITING}
+
+
+async def test_what_others_have_makes_no_job_wait_longer(mortal: Stage, broker: Broker) -> None:
+    """Those may move, or wait their turn at a worker that is there; one that nobody can run has its time all the same.
+    Should that worker go, theirs begins."""
+    worker, other = await mortal.worker(), await mortal.worker("w1")
+    names = ["moves", "first", "second", "nobody's"]
+    for name in names:
+        await mortal.submit(name, worker)
+    for name in ("first", "second"):
+        await broker.call("HSET", broker.keys.job(name), "deaths", 2)
+    await mortal.perish(worker)
+    assert await mortal.rehome(None) == dict.fromkeys(names, WAITING)
+    await broker.call("HSET", broker.keys.orphaned("w0"), f"{worker.incarnation} died", LONG_AGO)
+
+    target = Target("w1", other.incarnation, 3, 0)
+    found = {one.request_id: one for one in await mortal.jobs.orphans()}
+    moves = [await mortal.jobs.rehome(found[name], target) for name in ("moves", "first", "second")]
+    assert moves == [MOVED, MOVED, WAITING]
+    assert await mortal.rehome(None) == {"second": WAITING, "nobody's": ENDED}
+    assert (await mortal.record("nobody's")).state == "ended"
+    await broker.call("HSET", broker.keys.job("second"), "able_ms", LONG_AGO)
+    assert await mortal.rehome(None) == {"second": ENDED}
