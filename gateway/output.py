@@ -88,7 +88,7 @@ class Output:
         self._tasks = tasks
         self._metrics = metrics
         self._resubmission = Resubmission(dispatch, models, relay, tasks)
-        self._endings = Endings(jobs, relay)
+        self._endings = Endings(jobs, relay, tasks)
 
     async def attached(self, asked: Asked, digest: bytes | None) -> str | None:
         """The outcome of a call whose job may be there; None: it is not. `digest`: None for any payload."""

@@ -16,7 +16,7 @@ from kvstore import token_log
 from kvstore.doorbell import RECONNECTED, Doorbell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from kvstore.client import Broker
     from kvstore.jobs import Jobs
@@ -84,12 +84,12 @@ class Relay:
         if not streams:
             del self._streams[stream.request_id]
 
-    def bequeath(self, stream: Stream) -> bool:
-        """Whether another stream of this gateway waits for the same job. If so it is the one to end the job from now
-        on, whichever of the two asked for it last."""
-        for each in self._streams.get(stream.request_id, ()):
-            if each.attached and each is not stream:
-                each.callers |= stream.callers
+    def bequeath(self, request_id: str, callers: Collection[str]) -> bool:
+        """Whether a stream of this gateway waits for the job, other than those of `callers`, who have left. If so it is
+        the one to end the job from now on, whichever of them asked for it last."""
+        for each in self._streams.get(request_id, ()):
+            if each.attached and each.caller not in callers:
+                each.callers.update(callers)
                 return True
         return False
 

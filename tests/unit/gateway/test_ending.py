@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from gateway import ending, pauses
 from gateway.ending import Endings, Left
 from gateway.errors import JobLost, NoWorker
+from gateway.tasks import Tasks
 from kvstore.errors import BrokerUnreachable
+from tests.support.waiting import until
+
+
+@dataclass(eq=False)
+class Call:
+    """What an ending knows of a call."""
+
+    request_id: str
+    callers: set[str]
 
 
 class World:
@@ -19,40 +32,67 @@ class World:
     def __init__(self, away: int = 0) -> None:
         self.away = away
         self.did: list[str] = []
-        self.request_id, self.callers = "r", {"c"}
         self.waits = False
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.asked = self.most_asked = 0
+        self.tasks = Tasks()
+        world: Any = self
+        self.endings = Endings(world, world, self.tasks)
 
-    def bequeath(self, _: Any) -> bool:
+    def bequeath(self, *_: Any) -> bool:
         return self.waits
 
     async def get(self, _: str) -> None:
-        self._reach("get")
+        await self._reach("get")
 
     async def cancel(self, _: str, *, caller: str) -> None:
-        self._reach(f"cancel {caller}")
+        await self._reach(f"cancel {caller}")
 
     async def finish(self, _: str, **said: Any) -> None:
-        self._reach(f"finish {said['expect_caller']}: {said['error']}")
+        await self._reach(f"finish {said['expect_caller']}: {said['error']}")
 
-    def _reach(self, what: str) -> None:
+    async def _reach(self, what: str) -> None:
+        self.asked += 1
+        self.most_asked = max(self.most_asked, self.asked)
+        await asyncio.wait([asyncio.ensure_future(self.answers.wait())])
+        self.asked -= 1
         if self.away:
             self.away -= 1
             raise BrokerUnreachable("away")
         self.did.append(what)
 
-    async def end(
-        self, *, submission: Any = "sent", asked: bool = True, late: bool = False, returning: bool = False
-    ) -> list[str]:
-        """What was done."""
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if isinstance(submission, Exception):
-            done.set_exception(submission)
-        else:
-            done.set_result(submission)
-        world: Any = self
-        submitting: Any = done
-        await Endings(world, world).end(Left(world, submitting, lambda: asked, late=late, returning=returning))
+    async def is_asked(self) -> bool:
+        return self.asked > 0
+
+    async def end(self, **how: Any) -> list[str]:
+        """What was done, once there is nothing more to do."""
+        await self.endings.end(left(**how))
+        await self.over()
         return self.did
+
+    async def over(self) -> None:
+        while len(self.tasks):
+            await asyncio.wait(set(self.tasks._tasks))
+
+
+def left(
+    request_id: str = "r",
+    caller: str = "c",
+    *,
+    submission: Any = "sent",
+    asked: bool = True,
+    late: bool = False,
+    returning: bool = False,
+) -> Left:
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    if isinstance(submission, Exception):
+        done.set_exception(submission)
+    else:
+        done.set_result(submission)
+    call: Any = Call(request_id, {caller})
+    submitting: Any = done
+    return Left(call, submitting, lambda: asked, late=late, returning=returning)
 
 
 @pytest.mark.parametrize(("late", "how"), [(False, "cancel c"), (True, "finish c: the client's deadline passed")])
@@ -98,19 +138,17 @@ async def test_who_has_come_back_has_the_job(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_it_is_tried_for_as_long_as_it_takes_and_not_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an outage of minutes, too, nothing may be left that runs for nobody."""
-    slept: list[list[float]] = [[], []]
-    worlds = [World(away=300) for _ in slept]
+    slept: list[list[float]] = []
     real = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        slept[int(task.get_name())].append(seconds)
+        slept[-1].append(seconds)
         await real(0)
 
     monkeypatch.setattr("asyncio.sleep", sleep)
-    ends = [asyncio.create_task(world.end(), name=f"{index}") for index, world in enumerate(worlds)]
-    assert await asyncio.gather(*ends) == [["cancel c"]] * 2
+    for _ in range(2):
+        slept.append([])
+        assert await World(away=300).end() == ["cancel c"]
     assert all(sum(each) > 180 for each in slept)
     assert slept[0] != slept[1]
 
@@ -120,14 +158,59 @@ async def test_what_waits_to_be_ended_is_bounded(
 ) -> None:
     monkeypatch.setattr(ending, "MAX_WAITING", 1)
     monkeypatch.setattr(pauses, "PAUSE_S", (0.001, 0.001))
-    world: Any = World(away=3)
-    endings = Endings(world, world)
-    sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    sent.set_result("sent")
-    left = Left(world, cast("Any", sent), lambda: True, late=False, returning=False)
-    await asyncio.gather(endings.end(left), endings.end(left))
+    world = World(away=3)
+    await asyncio.gather(world.endings.end(left("r")), world.endings.end(left("s")))
+    await world.over()
     assert world.did == ["cancel c"]
-    assert "job r runs on for nobody: 1 others wait to be ended: away" in caplog.text
+    assert "job s runs on for nobody: 1 others wait to be ended: away" in caplog.text
     world.away = 1
-    await endings.end(left)
-    assert world.did == ["cancel c"] * 2
+    assert await world.end() == ["cancel c"] * 2
+
+
+async def test_one_job_waits_once_whoever_has_left_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that tries again and again takes no other one's place."""
+    monkeypatch.setattr(ending, "MAX_WAITING", 1)
+    monkeypatch.setattr(pauses, "PAUSE_S", (0.001, 0.001))
+    world = World(away=4)
+    calls = left(caller="a"), left(caller="b", late=True), left(caller="c")
+    await asyncio.gather(*map(world.endings.end, calls))
+    await world.over()
+    assert world.did == ["cancel a", "finish b: the client's deadline passed", "cancel c"]
+    assert "runs on for nobody" not in caplog.text
+
+
+async def test_whoever_may_return_to_a_job_that_waits_gets_the_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "RETURN_S", 0.0)
+    world = World(away=2)
+    await asyncio.gather(*map(world.endings.end, (left(caller="a"), left(caller="b", returning=True))))
+    await world.over()
+    assert world.did == ["get", "cancel a", "cancel b"]
+
+
+async def test_of_a_call_that_is_over_only_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megabytes may hang on it: its request and what was not read of its output."""
+    monkeypatch.setattr(pauses, "PAUSE_S", (0.001, 0.001))
+    world, gone = World(away=1), left()
+    call = weakref.ref(gone.stream)
+    world.answers.clear()
+    ends = asyncio.create_task(world.endings.end(gone))
+    del gone
+    await until(world.is_asked, within_s=5)
+    gc.collect()
+    assert call() is None
+    world.answers.set()
+    await ends
+    await world.over()
+    assert world.did == ["cancel c"]
+
+
+async def test_what_waited_is_ended_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are to be renewed first when the broker is back."""
+    monkeypatch.setattr(pauses, "PAUSE_S", (0.001, 0.001))
+    world = World(away=50)
+    await asyncio.gather(*(world.endings.end(left(f"r{number}")) for number in range(50)))
+    world.most_asked = 0
+    await world.over()
+    assert (world.did, world.most_asked) == (["cancel c"] * 50, 1)
