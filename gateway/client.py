@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
-from gateway.asking import Asking, Attaching, cut_off, new_caller, prepared, retry_after
+from gateway.asking import Asking, Attaching, cut_off, failed, new_caller, prepared, retry_after
 from gateway.merged import BrokenStream
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
@@ -141,7 +141,7 @@ class Client:
                     await call.initial_metadata()
                     if asking.dropped:
                         # Whoever was told to cancel it may not have known it yet.
-                        await self._cancel(asking.request.request_id)
+                        await self._cancel_open(asking.request.request_id)
                     async for response in call:
                         if (news := asking.take(response)) is not None:
                             yield news
@@ -183,6 +183,13 @@ class Client:
         ids = {asking.request.request_id for asking in dropped} or {request_id}
         ended = [await self._cancel(each) for each in sorted(ids)]
         return any(ended)
+
+    async def _cancel_open(self, request_id: str) -> None:
+        """Where no gateway can be told, the call's own end has to do: what went wrong is no news of the job."""
+        try:
+            await self._cancel(request_id)
+        except grpc.aio.AioRpcError as error:
+            raise failed(grpc.StatusCode.CANCELLED, "the request was cancelled") from error
 
     async def _cancel(self, request_id: str) -> bool:
         for turn in range(1, len(self._stubs) + 1):

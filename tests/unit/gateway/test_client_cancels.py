@@ -172,6 +172,22 @@ async def test_what_is_cancelled_on_its_way_ends_once_it_is_accepted(first: list
     assert (fleet.gateways[-1].cancelled, fleet.gateways[-1].leavers) == ([ID, ID], ["", ""])
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.DEADLINE_EXCEEDED, UNAVAILABLE])
+async def test_what_can_not_be_cancelled_once_it_is_accepted_is_left(code: grpc.StatusCode) -> None:
+    """What is wrong with the cancelling is not wrong with the job: no deadline of its own has passed."""
+    async with running([[UntilCancelled(), Accept(), Hang()]]) as fleet, Client(fleet.targets) as client:
+        fleet.gateways[0].at_cancel = Fail(code)
+        answer = asyncio.ensure_future(anext(client.generate(REQUEST)))
+        await fleet.gateways[0].hanging.wait()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.cancel(ID)
+        with pytest.raises(grpc.aio.AioRpcError, match="the request was cancelled") as cancelled:
+            await answer
+        assert cancelled.value.code() is grpc.StatusCode.CANCELLED
+        await fleet.gateways[0].left.wait()
+    assert (fleet.verbs, fleet.gateways[0].cancelled) == ([["Generate"]], [ID, ID])
+
+
 async def test_what_was_brought_back_is_cancelled_by_the_name_that_its_caller_knows() -> None:
     async with running([[*HALF, Die()]], [[ABANDONED], [*HALF, UntilCancelled(), CANCEL]]) as fleet:
         assert told(await cancelled_meanwhile(fleet)) == ([10, 11], "ab", ["CANCELLED"])
