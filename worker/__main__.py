@@ -90,7 +90,12 @@ OPTIONS = [
     option("--threads", type=THREADS_OR_AUTO, default=0, help="Threads of a product; 0: one per core."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
-    option("--grace", type=Finite(min=0), default=30.0, help="Seconds that running jobs get at SIGTERM."),
+    option(
+        "--grace",
+        type=Finite(min=0),
+        default=30.0,
+        help="Seconds that jobs may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
+    ),
     option("--orphan-grace", type=Finite(min=0), default=45.0, help="And when their gateway has died."),
 ]
 
@@ -107,7 +112,7 @@ def run(**flags: object) -> None:
         logger.critical("%s", error)
         leave(EXIT_STUCK)
     except StoppedError as error:
-        logger.info("%s", error)
+        logger.warning("%s", error)
         leave(0)
 
 

@@ -4,7 +4,7 @@
 
     WorkerError
     ├── LeaseLostError      another process took this worker's id
-    ├── StoppedError        told to stop before it had begun
+    ├── StoppedError        told to stop in the middle of what nothing ends
     └── StuckError          a step that hangs, or a drain that does not end
 """
 
@@ -20,7 +20,8 @@ class LeaseLostError(WorkerError):
 
 
 class StoppedError(WorkerError):
-    """The worker was told to stop while it loaded its model, which nothing ends but leaving."""
+    """The worker was told to stop while it loaded its model, or did so in the middle of a long step: nothing ends these
+    but leaving. No fault of its own."""
 
 
 class StuckError(WorkerError):

@@ -115,7 +115,8 @@ class WorkerLoop:
         self._intake.news.set()
 
     async def run(self) -> None:
-        """Serves until drained. Raises StuckError, LeaseLostError, or what broke a part that can't do without it."""
+        """Serves until drained. Raises StuckError, LeaseLostError, or what broke a part that can't do without it;
+        StoppedError when it is drained and a step is under way that takes too long."""
         self._metrics.watch_thread("loop")
         self._tell(self._stats)
         await self._intake.open()
@@ -161,7 +162,7 @@ class WorkerLoop:
                 await self._pages.forget()
                 if drained:
                     await self._pages.save(self._thread)
-            await until_back(self._thread)
+            await until_back(self._thread, drained=drained)
             self._thread.shutdown()
 
     async def _steps(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kvstore.page_dir import DirPages
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageLimits
-from worker.errors import StuckError
+from worker.errors import StoppedError
 from worker.fetch import Fetch
 from worker.page_client import PageClient
 from worker.spill import Spill
@@ -144,7 +144,7 @@ class Pages:
     async def save(self, engines_thread: Executor) -> None:
         """Stores what the pool has cached, before the worker ends: when no step begins any more.
 
-        Raises StuckError when a step that is under way has not come back by then: a process that ends waits for its
+        Raises StoppedError when a step that is under way has not come back by then: a process that ends waits for its
         threads, and for that one maybe for ever."""
         began, engine = time.monotonic(), Between(engines_thread)
         try:
@@ -152,7 +152,7 @@ class Pages:
                 saved, cached = await self._save(engine, began + SAVE_S)
         except TimeoutError:
             if engine.asked:
-                raise StuckError(f"a step has not come back in the {SAVE_S:g} s of a worker's end") from None
+                raise StoppedError(f"a step has not come back in the {SAVE_S:g} s of a worker's end") from None
             logger.warning("pages: what is cached could not be stored in %.1f s", SAVE_S)
         except Exception:  # a fault of ours: the worker ends as it would without pages
             logger.exception("storing the cached pages failed")

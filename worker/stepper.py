@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from worker.engine import NOTHING_SAID
-from worker.errors import StuckError
+from worker.errors import StoppedError, StuckError
 from worker.params import AdmissionError, ReplayError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ AHEAD: Final = 2
 """Steps whose results the event loop has not taken, at most. The next one begins while it takes the last one's."""
 
 END_S: Final = 5.0
-"""When a worker ends, a step that is under way has come back by then, or it never will."""
+"""When a worker ends, a step that is under way has come back by then, or is not waited for."""
 
 
 class Addition(NamedTuple):
@@ -204,17 +204,18 @@ class Stepper:
             loop.call_soon_threadsafe(adoption.taken, count)
 
 
-async def until_back(thread: Executor) -> None:
+async def until_back(thread: Executor, *, drained: bool) -> None:
     """Until the engine's thread, which gets nothing more to do, has done what is under way.
 
-    Raises StuckError when that takes longer than END_S: a process that ends waits for its threads, and for this one
-    maybe for ever.
+    Raises StoppedError, or StuckError where the worker was not `drained`, when that takes longer than END_S: a process
+    that ends waits for its threads, and for this one maybe for ever.
     """
     try:
         async with asyncio.timeout(END_S):
             await asyncio.get_running_loop().run_in_executor(thread, lambda: None)
     except TimeoutError:
-        raise StuckError(f"a step has not come back in the {END_S:g} s of a worker's end") from None
+        error = StoppedError if drained else StuckError
+        raise error(f"a step has not come back in the {END_S:g} s of a worker's end") from None
 
 
 def _adds(what: Change, request_id: str) -> bool:

@@ -15,7 +15,7 @@ from tests.unit.worker.engine_run import BS, engine_of, prompt_of, request, run
 from tests.unit.worker.page_store import FORM, MemoryPages
 from worker import pages as paging
 from worker.config import PagesConfig
-from worker.errors import StuckError
+from worker.errors import StoppedError
 from worker.page_metrics import PageMetrics
 from worker.pages import Pages
 
@@ -86,7 +86,7 @@ async def test_a_step_that_does_not_come_back_is_told(when: str, monkeypatch: py
             monkeypatch.setattr(world.paging, "cached", lambda: (thread.submit(step.wait), cached())[1])
         try:
             async with asyncio.timeout(10):
-                with pytest.raises(StuckError, match=r"a step has not come back in the 0\.2 s"):
+                with pytest.raises(StoppedError, match=r"a step has not come back in the 0\.2 s"):
                     await world.pages.save(thread)
         finally:
             step.set()

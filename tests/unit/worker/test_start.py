@@ -12,10 +12,11 @@ import torch
 from click.testing import CliRunner
 
 from kvstore.client import BrokerConfig
+from worker import __main__ as process
 from worker import assemble
 from worker.__main__ import command, loaded
 from worker.config import WorkerConfig
-from worker.errors import StoppedError
+from worker.errors import StoppedError, StuckError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,3 +102,22 @@ async def test_who_is_told_to_stop_while_the_model_is_loaded_does_not_wait_for_i
                 await loading
     finally:
         goes_on.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(StoppedError("a step has not come back"), 0), (StuckError("a step has not returned"), 70)]
+)
+def test_who_was_told_to_leave_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: WorkerError, status: int
+) -> None:
+    """Both leave without waiting for their threads."""
+    left: list[int] = []
+
+    async def serve(_: WorkerConfig) -> None:
+        raise error
+
+    monkeypatch.setattr(process, "serve", serve)
+    monkeypatch.setattr(process, "leave", left.append)
+    CliRunner().invoke(command, ["--model", "simulated"], catch_exceptions=False)
+    assert left == [status]
+    assert str(error) in caplog.text

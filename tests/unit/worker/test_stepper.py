@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -12,11 +13,13 @@ import pytest
 from kvstore.block_hash import root
 from kvstore.page import names_of
 from tests.unit.worker.test_journal import make_output
+from worker import stepper
+from worker.errors import StoppedError, StuckError, WorkerError
 from worker.params import AdmissionError, ReplayError, SamplingParams, StopParams
 from worker.scheduling.block import Event, EventKind
 from worker.sequence import Request
 from worker.step import EngineStats, StepOutput, StepStats
-from worker.stepper import AHEAD, Adoption, Refused, Stepped, Stepper
+from worker.stepper import AHEAD, Adoption, Refused, Stepped, Stepper, until_back
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -268,3 +271,18 @@ async def test_without_paging_pages_are_let_go() -> None:
         taken: asyncio.Queue[int] = asyncio.Queue()
         w.stepper.adopt(Adoption([], [], True, taken.put_nowait))
         assert await taken.get() == 0
+
+
+@pytest.mark.parametrize(("drained", "error"), [(True, StoppedError), (False, StuckError)])
+async def test_a_long_step_is_a_failure_only_of_a_worker_that_was_not_told_to_leave(
+    monkeypatch: pytest.MonkeyPatch, drained: bool, error: type[WorkerError]
+) -> None:
+    monkeypatch.setattr(stepper, "END_S", 0.05)
+    comes_back = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(comes_back.wait)
+        try:
+            with pytest.raises(error, match=r"has not come back in the 0\.05 s"):
+                await until_back(thread, drained=drained)
+        finally:
+            comes_back.set()
