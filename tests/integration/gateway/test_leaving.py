@@ -12,6 +12,7 @@ from gateway import client as product
 from octavo.v1.inference_pb2 import CANCELLED, STOP, AttachRequest, CancelRequest
 from tests.integration.gateway.harness import Client, chunks, collect, failure, request, running_gateway, tokens
 from tests.integration.gateway.scripted import chunk
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -103,10 +104,16 @@ async def test_the_client_ends_its_job_where_it_gives_up_and_no_other_one(
 ) -> None:
     """Two ask for the same. One gives up by its deadline, of which no gateway is to hear but by name."""
     async with running_gateway(broker) as (_, ready, _), product.Client([ready.grpc]) as client:
-        waits = asyncio.create_task(anext(client.generate(request("r1"), timeout=0.4)))
+        waits = asyncio.create_task(anext(client.generate(request("r1"), timeout=2)))
         (claim,) = await worker.claim()
+        caller = await broker.call("HGET", broker.keys.job("r1"), "caller")
+
+        async def is_the_others() -> bool:
+            return bool(await broker.call("HGET", broker.keys.job("r1"), "caller") != caller)
+
         stays = client.generate(request("r1"))
         first = asyncio.create_task(anext(stays))
+        await until(is_the_others, within_s=10)
         with pytest.raises(grpc.aio.AioRpcError, match="Deadline"):
             await waits
         await worker.answer(claim)
