@@ -143,6 +143,7 @@ _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] =
 # The broker's own words may hold its address or a user's name: a client gets ours. The first class that fits.
 _BROKER_WORDS: Final[tuple[tuple[type[kv.BrokerError], str], ...]] = (
     (kv.BrokerFull, "the broker's memory is full; try again later"),
+    (kv.BrokerAuth, "the broker refuses access; whoever runs this must allow it"),
     (kv.BrokerError, "the broker does not answer; try again"),
 )
 

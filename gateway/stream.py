@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.errors import Draining, JobGone, JobLost
 from gateway.place import Delivery, Offer, Place
 from kvstore import token_log
-from kvstore.errors import BrokerError
+from kvstore.errors import BrokerAuth, BrokerError
 from kvstore.jobs import JobRecord, JobState
 from kvstore.submissions import new_caller
 from octavo.v1 import inference_pb2
@@ -198,7 +198,8 @@ class Stream:
             now = time.monotonic()
             self._trouble_since = self._trouble_since or now
             if now - self._trouble_since > PATIENCE_S:
-                raise JobLost(f"the broker does not answer; {CALL_AGAIN}") from error
+                trouble = "refuses access" if isinstance(error, BrokerAuth) else "does not answer"
+                raise JobLost(f"the broker {trouble}; {CALL_AGAIN}") from error
             # What the log has is unknown, so it stays to be read. The jitter keeps streams from asking in step.
             self._place.stale = True
             await self._relay.pause(random.uniform(0.2, 1.0))

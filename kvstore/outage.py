@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from kvstore.errors import BrokerAuth
+
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
@@ -12,6 +14,27 @@ if TYPE_CHECKING:
 FIRST_S: Final = 10.0
 """After so long the log is told again that it still fails; then after twice as long, and so on."""
 LONGEST_S: Final = 300.0
+
+
+REFUSED_S: Final = 30.0
+"""A broker that refuses access for so long waits for somebody to change what it allows."""
+
+
+class Refusals:
+    """Of one thing that is tried again and again: how long the broker has refused access to it."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def last(self, error: Exception) -> bool:
+        """Another try was in vain. Whether it is to be the last: the broker has refused all for REFUSED_S."""
+        if not isinstance(error, BrokerAuth):
+            self._since = None
+            return False
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        return now - self._since >= REFUSED_S
 
 
 class Outage:

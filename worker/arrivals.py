@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import token_log
 from kvstore.errors import BrokerAuth, BrokerFull, BrokerUnreachable
-from kvstore.outage import Outage
+from kvstore.outage import Outage, Refusals
 from octavo.v1 import job_pb2
 from worker.past import Gathered, PastLost, RolledBack
 from worker.requests import request_of
@@ -38,6 +38,7 @@ NOT_YET: Final = sys.maxsize
 RETRY_S = 0.2
 UNREADABLE: Final = "the worker could not go on from what this job has said; what it logs tells why"
 """What callers are told; what was raised may name the broker."""
+REFUSED: Final = "the broker does not let the worker read what this job has said; whoever runs it must allow that"
 READERS: Final = 4
 """Jobs whose logs are read at a time: after an outage all that run here may have to go on."""
 
@@ -139,6 +140,9 @@ class Arrivals:
             await self._fetch(request, past)
         except PastLost as lost:
             await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, str(lost))
+        except BrokerAuth as error:
+            logger.error("job %s ended, as its log may not be read: %s", request.request_id, error)
+            await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, REFUSED)
         except Exception:  # a fault of ours, or a log that is none: the job must not be left to nobody
             logger.exception("going on with %s failed", request.request_id)
             await self._fail(job, job_pb2.FAILURE_INTERNAL, UNREADABLE)
@@ -148,7 +152,9 @@ class Arrivals:
                 self._begin(request, job, past)
 
     async def _gather(self, job: Running, choices: int) -> Gathered | None:
-        """All that the job has said, however long Redis is away; None when it has ended meanwhile."""
+        """All that the job has said, however long Redis is away; None when it has ended meanwhile. Raises BrokerAuth
+        where Redis refuses it for long."""
+        refusals = Refusals()
         while self._ours(job):
             try:
                 async with self._readers:
@@ -156,6 +162,8 @@ class Arrivals:
                     async for page in self._read_log(job.claim.job.request_id):
                         gathered.add(page)
             except (BrokerUnreachable, BrokerAuth, BrokerFull) as error:  # others do not pass
+                if refusals.last(error):
+                    raise
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
             else:

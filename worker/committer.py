@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import CommitGap, KvError
 from kvstore.jobs import Commit, Jobs
-from kvstore.outage import Outage
+from kvstore.outage import Outage, Refusals
 from octavo.v1 import inference_pb2, job_pb2
 from worker.past import RolledBack
 
@@ -105,7 +105,8 @@ class Committer:
         await self._steps.join()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Never returns. Raises BrokerAuth where Redis refuses for long what is to be written: then jobs get nowhere
+        here, and maybe at another worker, whose user may more."""
         while True:
             steps = [await self._steps.get()]
             while not self._steps.empty():
@@ -155,6 +156,7 @@ class Committer:
         is ended. The others are committed again, for their outcomes.
         """
         lost: dict[tuple[str, str], Commit | None] = {}
+        refusals = Refusals()
         while True:
             kept = [each for each in told if job_of(each) not in lost]
             deliveries, entries = [each for each, _ in kept], [entry for _, entry in kept]
@@ -167,6 +169,8 @@ class Committer:
                     last = [each for each in kept if each[0].request_id == request_id][-1]
                     lost[job_of(last)] = await self._lost(last, known)
             except KvError as error:
+                if refusals.last(error):
+                    raise
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
             else:
@@ -184,10 +188,13 @@ class Committer:
             self._taken_back[job_of(told)] = self._put
         if outcome is not RolledBack.TOO_OFTEN:
             return None
+        refusals = Refusals()
         while True:
             try:
                 await self._end(request_id, attempt)
             except KvError as error:
+                if refusals.last(error):
+                    raise
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
             else:

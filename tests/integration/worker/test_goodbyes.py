@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kvstore import outage
 from kvstore.errors import BrokerAuth
 from kvstore.jobs import Finished, Rehomed, Target
 from kvstore.registry import Registry, WorkerInfo, new_incarnation
@@ -86,6 +87,25 @@ async def test_who_breaks_for_the_brokers_sake_has_not_died_of_what_it_ran(
             await broker.call("ACL", "SETUSER", "default", "allchannels")
         (orphan,) = await fleet.jobs.orphans()
         assert (orphan.request_id, orphan.why, orphan.deaths) == ("innocent", "left", 0)
+
+
+async def test_who_may_not_write_what_jobs_say_leaves_them_to_others_after_a_while(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user may use all keys but logs."""
+    monkeypatch.setattr(outage, "REFUSED_S", 0.3)
+    all_but_logs = (f"~{broker.keys.prefix}{rest}" for rest in ("[a-km-z]*", "l[a-np-z]*", "lo[a-fh-z]*"))
+    async with running_worker(broker, model_dir, tmp_path, ends_with=BrokerAuth) as fleet:
+        slow(fleet, monkeypatch)
+        await fleet.submit("r1", [5, 6, 7], LONG)
+        await fleet.tokens("r1", 1)
+        try:
+            await broker.call("ACL", "SETUSER", "default", "resetkeys", *all_but_logs)
+            await until(lambda: has_gone(fleet), within_s=10)
+        finally:
+            await broker.call("ACL", "SETUSER", "default", "allkeys")
+        (orphan,) = await fleet.jobs.orphans()
+        assert (orphan.request_id, orphan.why, orphan.deaths) == ("r1", "left", 0)
 
 
 async def test_what_a_worker_leaves_behind_it_has_not_died_of(

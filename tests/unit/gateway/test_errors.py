@@ -37,7 +37,10 @@ TABLE = [
         kv.BrokerUnreachable("redis://user@secret-host:6379 refused"),
         Status(Code.UNAVAILABLE, "the broker does not answer; try again", 1000),
     ),
-    (kv.BrokerAuth("user x"), Status(Code.UNAVAILABLE, "the broker does not answer; try again", 1000)),
+    (
+        kv.BrokerAuth("user x"),
+        Status(Code.UNAVAILABLE, "the broker refuses access; whoever runs this must allow it", 1000),
+    ),
     (errors.JobFailed(job_pb2.FAILURE_INVALID, "bad"), Status(Code.INVALID_ARGUMENT, "bad")),
     (errors.JobFailed(job_pb2.FAILURE_EXHAUSTED, "no room"), Status(Code.RESOURCE_EXHAUSTED, "no room", 1000)),
     (errors.JobFailed(job_pb2.FAILURE_UNAVAILABLE, "w died"), Status(Code.UNAVAILABLE, "w died", 1000)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from kvstore.outage import Outage
+from kvstore.errors import BrokerAuth, BrokerUnreachable
+from kvstore.outage import REFUSED_S, Outage, Refusals
 
 if TYPE_CHECKING:
     import pytest
@@ -40,3 +41,14 @@ def test_a_fault_comes_with_its_traceback(caplog: pytest.LogCaptureFixture) -> N
     (record,) = caplog.records
     assert (record.getMessage(), record.levelno) == ("looking fails", logging.ERROR)
     assert record.exc_info is not None
+
+
+def test_refusals_in_a_row_end_when_they_have_lasted() -> None:
+    """What is away for a while begins the time anew: it may come back with other rules."""
+    now = 0.0
+    refusals = Refusals(clock=lambda: now)
+    told = []
+    for error in (BrokerAuth("no"), BrokerUnreachable("away"), BrokerAuth("no"), BrokerAuth("no"), BrokerAuth("no")):
+        told.append(refusals.last(error))
+        now += REFUSED_S / 2
+    assert told == [False, False, False, False, True]

@@ -83,6 +83,8 @@ class ScriptedIndex(PrefixIndex):
 class Line:
     """A running committer, and what it said of each delivery."""
 
+    running: asyncio.Task[None]
+
     def __init__(self) -> None:
         self.members: set[bytes] = set()
         """What the index has."""
@@ -116,10 +118,10 @@ async def running_line(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Line]:
     """One that commits, and tries again at once."""
     monkeypatch.setattr(committer, "RETRY_S", 0.0)
     line = Line()
-    running = asyncio.create_task(line.committer.run())
+    line.running = asyncio.create_task(line.committer.run())
     yield line
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    line.running.cancel()
+    await asyncio.gather(line.running, return_exceptions=True)
 
 
 def delivery(request_id: str, start: int) -> job_pb2.Delivery:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kvstore.errors import BrokerUnreachable
+from kvstore import outage
+from kvstore.errors import BrokerAuth, BrokerUnreachable
 from kvstore.jobs import Claim
 from kvstore.page import names_of
 from octavo.v1 import inference_pb2, job_pb2
 from tests.unit.worker.page_store import BS, ROOT
 from worker import arrivals
-from worker.arrivals import NOT_YET, UNREADABLE, Arrivals
+from worker.arrivals import NOT_YET, REFUSED, UNREADABLE, Arrivals
 from worker.journal import Journal
 
 if TYPE_CHECKING:
@@ -234,6 +235,21 @@ async def test_an_outage_delays_who_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
     world.take("a", 3, attempt=2, past=(1,))
     await world.prepared()
     assert world.stepper.told == ["add a after {0: (7,)}, []"]
+
+
+async def test_a_log_that_may_not_be_read_for_long_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(arrivals, "RETRY_S", 0.0)
+    monkeypatch.setattr(outage, "REFUSED_S", 0.05)
+    world = World(pages=False)
+    world.log("a", [7])
+    world.outages, world.outage = 10**9, BrokerAuth("secret-host: NOPERM")
+    world.take("a", 3, attempt=2, past=(1,))
+    async with asyncio.timeout(5):
+        await world.prepared()
+    assert [(each.failure, each.chunk.error) for each in world.failed] == [(job_pb2.FAILURE_UNAVAILABLE, REFUSED)]
+    assert "job a ended, as its log may not be read: secret-host: NOPERM" in caplog.text
 
 
 async def test_who_has_ended_while_its_log_is_read_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore.errors import BrokerUnreachable, CommitGap
+from kvstore import outage
+from kvstore.errors import BrokerAuth, BrokerUnreachable, CommitGap
 from kvstore.jobs import Commit
 from tests.unit.worker.committer_line import Line, delivery, running_line
 from worker import committer
@@ -56,6 +57,23 @@ async def test_a_failed_commit_is_repeated(line: Line) -> None:
     await line.committer.flushed()
     assert line.jobs.commits == [["a0"]] * 3
     assert line.outcomes == [("a0", Commit.DUPLICATE)]
+
+
+@pytest.mark.parametrize("what", ["commit", "end"])
+async def test_what_is_refused_for_long_is_not_tried_for_ever(
+    line: Line, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(outage, "REFUSED_S", 0.05)
+    refused = [BrokerAuth("NOPERM")] * 10**6
+    if what == "commit":
+        line.jobs.script = [*refused]
+    else:
+        line.jobs.script, line.jobs.finishes = [CommitGap({"a": {0: 3}})], [*refused]
+    await line.committer.put([delivery("a", 7)])
+    with pytest.raises(BrokerAuth, match="NOPERM"):
+        await asyncio.wait_for(line.running, 5)
+    assert len(line.jobs.script if what == "commit" else line.jobs.finishes) < 10**6 - 1
+    assert line.outcomes == []
 
 
 async def test_a_job_with_a_gap_that_cannot_go_on_is_ended_and_the_others_are_told_their_outcome(line: Line) -> None:
