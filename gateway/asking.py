@@ -55,6 +55,8 @@ class Asking:
         self._failed_at = 0.0
         self._abandoned = False
         """The job has ended because a gateway, or another of its callers, took us for gone."""
+        self._forsaken = 0
+        """How many jobs have ended so in a row, with nothing new between them."""
 
     def check(self) -> None:
         """Before a call. Raises AioRpcError: CANCELLED or DEADLINE_EXCEEDED, when there is to be none."""
@@ -82,18 +84,22 @@ class Asking:
         self._accepted()
         news = self.merged.take(self._less_abandoned(response))
         if news is not None:
-            self.failures = 0
+            self.failures = self._forsaken = 0
             news.request_id = self.named
         return news
 
     def ended(self) -> bool:
         """Whether a call that ended well was the last one. If not, the job was ended as if nobody waited for it: the
-        same request becomes another job. Raises BrokenStream."""
+        same request becomes another job. Raises BrokenStream, and AioRpcError where that job has ended so as well, and
+        brought nothing new."""
         if not self._abandoned:
             self.merged.check_end()
         elif not self.merged.over:
             self.request.request_id = uuid.uuid4().hex
             self._known = self._abandoned = False
+            self._forsaken += 1
+            if self._forsaken > 1:
+                raise failed(grpc.StatusCode.UNAVAILABLE, "the job was ended again as if its caller had left")
         return self.merged.over
 
     def after(self, error: grpc.aio.AioRpcError, patience_s: float, accept_s: float) -> float:

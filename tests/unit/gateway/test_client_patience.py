@@ -14,7 +14,7 @@ import pytest
 from gateway import asking
 from gateway import client as module
 from gateway.client import Client, retry_after
-from octavo.v1.inference_pb2 import GenerateRequest
+from octavo.v1.inference_pb2 import CANCELLED, Chunk, GenerateRequest, GenerateResponse
 from tests.unit.gateway.scripted_gateway import (
     HALF,
     ID,
@@ -55,6 +55,28 @@ async def test_what_will_never_fit_is_not_asked_for_again() -> None:
     async with running([[Fail(grpc.StatusCode.RESOURCE_EXHAUSTED)]]) as fleet:
         await error_of(fleet)
     assert fleet.verbs == [["Generate"]]
+
+
+FORSAKEN = GenerateResponse(chunks=[Chunk(finish=CANCELLED, abandoned=True)])
+
+
+async def test_gateways_that_end_job_after_job_are_given_pauses_and_not_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first time may be a broken connection's fault: nothing is waited for then."""
+    monkeypatch.setattr(asking, "PAUSE_S", (0.02, 0.1))
+    async with running([[FORSAKEN]]) as fleet:
+        error = await error_of(fleet, patience_s=0.3)
+    assert error.details() == "the job was ended again as if its caller had left"
+    calls = fleet.gateways[0].calls
+    assert 3 <= len(calls) <= 12
+    assert len({each.request.request_id for each in calls}) == len(calls)
+
+
+async def test_the_next_gateway_is_asked_where_one_ends_all_jobs() -> None:
+    async with running([[FORSAKEN]], [[*HALF, *REST]]) as fleet:
+        assert told(await heard(fleet)) == WHOLE
+    assert fleet.verbs == [["Generate"] * 2, ["Generate"]]
 
 
 async def test_patience_ends_with_the_last_error() -> None:
