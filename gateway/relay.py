@@ -30,6 +30,7 @@ class Relay:
     def __init__(self, broker: Broker, jobs: Jobs, incarnation: str) -> None:
         self._broker = broker
         self._jobs = jobs
+        self._incarnation = incarnation
         self._channel = broker.keys.channel(incarnation)
         self._bell = Doorbell(broker)
         self._streams: dict[str, list[Stream]] = {}
@@ -92,6 +93,21 @@ class Relay:
                 each.callers.update(callers)
                 return True
         return False
+
+    async def leave(self, request_id: str, caller: str) -> str | None:
+        """A caller leaves by name, which that of each of its calls begins with. Where others wait here for the same job
+        it is theirs; None then, else the name under which it may be ended. Raises BrokerError."""
+        while (heir := self._heir(request_id, caller)) is not None:
+            await self._jobs.inherit(request_id, leaver=caller, heir=heir.caller, gateway=self._incarnation)
+            if heir in self._streams.get(request_id, ()):
+                return None
+            caller = heir.caller  # it has left meanwhile, and could not end what was not its own
+        return caller
+
+    def _heir(self, request_id: str, caller: str) -> Stream | None:
+        """The last who waits for a job, but for calls of that caller."""
+        streams = reversed(self._streams.get(request_id, ()))
+        return next((each for each in streams if each.attached and not each.caller.startswith(caller)), None)
 
     def __len__(self) -> int:
         return sum(len(streams) for streams in self._streams.values())

@@ -75,10 +75,15 @@ class InferenceService:
         await self._idle.wait()
 
     async def cancel(self, request: inference_pb2.CancelRequest, _context: Context) -> inference_pb2.CancelResponse:
-        """Ends a job, whoever waits for it; or, for a caller who leaves, one that is that caller's."""
+        """Ends a job, whoever waits for it; or, for a caller who leaves, one that is that caller's and that nobody else
+        reads here."""
         admission.check_request_id(request.request_id)
         admission.check_caller(request.caller)
-        caller = calls_of(request.caller) if request.caller else None
+        caller = None
+        if request.caller:
+            caller = await self._relay.leave(request.request_id, calls_of(request.caller))
+            if caller is None:
+                return inference_pb2.CancelResponse(cancelled=False)
         finished = await self._jobs.cancel(request.request_id, caller=caller)
         return inference_pb2.CancelResponse(cancelled=finished is Finished.ENDED)
 

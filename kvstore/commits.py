@@ -26,11 +26,11 @@ _OUTCOMES = (Commit.WRITTEN, Commit.DUPLICATE, Commit.FENCED)
 
 async def commit(
     broker: Broker,
+    worker: str,
+    incarnation: str,
     *,
     retention_ms: int,
     held_ttl_ms: int,
-    worker: str,
-    incarnation: str,
     deliveries: Sequence[job_pb2.Delivery],
     held: HeldChange | None,
     entries: Sequence[str],

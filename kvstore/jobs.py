@@ -138,6 +138,11 @@ class Jobs:
         """
         return await submissions.attach(self._broker, request_id, digest, caller, gateway)
 
+    async def inherit(self, request_id: str, *, leaver: str, heir: str, gateway: str) -> None:
+        """Points a job at an earlier call, of this gateway: the ``heir`` waits for it still, where the name of the last
+        call that asked for it begins as that of the ``leaver``. May be repeated."""
+        await submissions.inherit(self._broker, request_id, leaver, heir, gateway)
+
     async def next_entries(
         self, blocking_client: Redis, worker: str, incarnation: str, count: int, block_ms: int
     ) -> list[Entry]:
@@ -184,6 +189,7 @@ class Jobs:
         (all others are written; commit them again for their results), ValueError for a chunk with neither tokens nor
         finish (nothing is written).
         """
+        times = {"retention_ms": self._retention_ms, "held_ttl_ms": self._held_ttl_ms}
         return await commits.commit(
             self._broker,
             retention_ms=self._retention_ms,
@@ -282,14 +288,8 @@ class Jobs:
         draining worker has read is moved, or left to it. Its next attempt begins when the target claims it; whoever had
         it is refused from now on, and told on its channel.
         """
-        return await rehoming.rehome(
-            self._broker,
-            orphan,
-            target,
-            lease_ttl_ms=self._lease_ttl_ms,
-            retention_ms=self._retention_ms,
-            orphan_wait_ms=self._orphan_wait_ms,
-        )
+        times = {"lease_ttl_ms": self._lease_ttl_ms, "retention_ms": self._retention_ms}
+        return await rehoming.rehome(self._broker, orphan, target, orphan_wait_ms=self._orphan_wait_ms, **times)
 
     async def ledger(self) -> Ledger:
         """What became of all jobs that were ever accepted, in one moment."""

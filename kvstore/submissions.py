@@ -128,3 +128,8 @@ async def route(broker: Broker, request_id: str) -> bytes:
 
 def _bounded(deadline_ms: int) -> int:
     return min(max(deadline_ms, 0), MAX_DEADLINE_MS)
+async def inherit(broker: Broker, request_id: str, leaver: str, heir: str, gateway: str) -> None:
+    """See ``Jobs.inherit``."""
+    await broker.script("inherit", [broker.keys.job(request_id)], [leaver, heir, gateway])
+
+

@@ -51,14 +51,38 @@ async def test_who_leaves_ends_no_job_that_somebody_else_has_asked_for_since(
         assert tokens(await collect(second)) == tokens(await collect(first)) == [2, 3, 4]
 
 
-async def test_who_goes_on_with_a_job_is_its_caller(worker: ScriptedWorker, client: Client) -> None:
+async def test_a_job_goes_on_while_somebody_reads_it_who_has_not_left(worker: ScriptedWorker, broker: Broker) -> None:
+    """Whoever asked for it first. Who only looks on does not count."""
+    async with running_gateway(broker) as (gateway, _, client):
+        first = client.generate(request("r1", caller="one"))
+        (claim,) = await worker.claim()
+        looks_on = client.attach(AttachRequest(request_id="r1", watch=True, caller="three"))
+        goes_on = client.attach(AttachRequest(request_id="r1", caller="two"))
+        await asyncio.gather(looks_on.initial_metadata(), goes_on.initial_metadata())
+        assert [await left(client, caller) for caller in ("three", "two", "two")] == [False] * 3
+        goes_on.cancel()
+
+        async def has_gone() -> bool:
+            return len(gateway._relay) == 2
+
+        await until(has_gone, within_s=5)
+        await worker.commit(chunk(claim, 0, [10]))
+        for each in (first, looks_on):
+            assert [[*one.token_ids] for one in (await each.read()).chunks] == [[10]]
+        assert await left(client, "one")
+        assert [(await collect(each))[-1].chunks[0].abandoned for each in (first, looks_on)] == [True] * 2
+
+
+async def test_where_nobody_else_reads_a_job_its_last_caller_ends_it(
+    worker: ScriptedWorker, client: Client, broker: Broker
+) -> None:
     first = client.generate(request("r1", caller="one"))
     await worker.claim()
-    looks_on = client.attach(AttachRequest(request_id="r1", watch=True, caller="three"))
-    goes_on = client.attach(AttachRequest(request_id="r1", caller="two"))
-    await asyncio.gather(looks_on.initial_metadata(), goes_on.initial_metadata())
-    assert [await left(client, caller) for caller in ("one", "three", "two")] == [False, False, True]
-    assert [(await collect(each))[-1].chunks[0].abandoned for each in (first, looks_on, goes_on)] == [True] * 3
+    async with running_gateway(broker) as (_, _, other):
+        second = other.attach(AttachRequest(request_id="r1", caller="two"))
+        await second.initial_metadata()
+        assert [await left(other, caller) for caller in ("one", "two")] == [False, True]
+        assert [(await collect(each))[-1].chunks[0].abandoned for each in (first, second)] == [True] * 2
 
 
 async def test_no_callers_leaving_ends_a_detached_job(worker: ScriptedWorker, client: Client) -> None:
