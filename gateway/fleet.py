@@ -109,8 +109,9 @@ class FleetService:
         if found is None:
             raise JobNotFound(request.request_id)
         job, free = found.job, 0
-        for number in range(MAX_RETRIES, 0, -1):
-            record = await self._jobs.get(retry_id(job.request_id, number))
+        numbers = range(MAX_RETRIES, 0, -1)
+        records = await self._jobs.several([retry_id(job.request_id, number) for number in numbers])
+        for number, record in zip(numbers, records, strict=True):
             if record is None:
                 free = number
             elif record.state is not JobState.ENDED and record.digest == digest_of(again(job, number)):

@@ -265,7 +265,12 @@ class Jobs:
 
     async def get(self, request_id: str) -> JobRecord | None:
         """None when there is no such job, when its retention is over, or when its hash is not as we write it."""
-        return await submissions.record(self._broker, request_id)
+        (found,) = await submissions.records(self._broker, [request_id])
+        return found
+
+    async def several(self, request_ids: Sequence[str]) -> list[JobRecord | None]:
+        """``get`` for each of them, in one round trip."""
+        return await submissions.records(self._broker, request_ids)
 
     async def route(self, request_id: str) -> bytes:
         """The octavo.v1.RouteRecord that the job was submitted with; empty: none, or it is not kept any more."""

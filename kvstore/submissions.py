@@ -10,6 +10,8 @@ from kvstore.limits import broken
 from kvstore.records import RECORD_FIELDS, Attached, JobRecord, Submitted, charge, parse_record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.client import Broker
     from octavo.v1 import job_pb2
 
@@ -101,16 +103,20 @@ async def attach(broker: Broker, request_id: str, digest: bytes | None, caller: 
     )
 
 
-async def record(broker: Broker, request_id: str) -> JobRecord | None:
-    """See ``Jobs.get``."""
-    (seconds, micros), stored = await broker.pipeline(
-        [("TIME",), ("HMGET", broker.keys.job(request_id), *RECORD_FIELDS)]
+async def records(broker: Broker, request_ids: Sequence[str]) -> list[JobRecord | None]:
+    """See ``Jobs.several``."""
+    (seconds, micros), *stored = await broker.pipeline(
+        [("TIME",), *(("HMGET", broker.keys.job(each), *RECORD_FIELDS) for each in request_ids)]
     )
-    try:
-        return parse_record(request_id, stored, int(seconds) * 1000 + int(micros) // 1000)
-    except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
-        broker.malformed += 1
-        return None
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    found: list[JobRecord | None] = []
+    for request_id, fields in zip(request_ids, stored, strict=True):
+        try:
+            found.append(parse_record(request_id, fields, now_ms))
+        except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
+            broker.malformed += 1
+            found.append(None)
+    return found
 
 
 async def route(broker: Broker, request_id: str) -> bytes:
@@ -126,10 +132,10 @@ async def route(broker: Broker, request_id: str) -> bytes:
     return bytes(found[0][1].get(b"d", b"")) if found else b""
 
 
-def _bounded(deadline_ms: int) -> int:
-    return min(max(deadline_ms, 0), MAX_DEADLINE_MS)
 async def inherit(broker: Broker, request_id: str, leaver: str, heir: str, gateway: str) -> None:
     """See ``Jobs.inherit``."""
     await broker.script("inherit", [broker.keys.job(request_id)], [leaver, heir, gateway])
 
 
+def _bounded(deadline_ms: int) -> int:
+    return min(max(deadline_ms, 0), MAX_DEADLINE_MS)

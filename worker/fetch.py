@@ -133,15 +133,32 @@ class Fetch:
                 await asyncio.sleep(LOOK_S)
             if time.monotonic() >= until:
                 break
-            some = [hash_ for hash_ in (hashes or [])[start : start + client.at_once] if not self._paging.offers(hash_)]
+            some = (hashes or [])[start : start + client.at_once]
+            handed += await self._fetch_some([each for each in some if not self._expected(each)], until)
+        return handed
+
+    async def _fetch_some(self, hashes: list[BlockHash], until: float) -> int:
+        """How many of these pages were handed on. Requests that lack one wait for it."""
+        if not hashes:
+            return 0
+        own = Coming()
+        self._coming |= dict.fromkeys(hashes, own)
+        try:
             with self.doubts.held():
-                pages = await self._reader.values(some, None, until)
+                pages = await self._reader.values(hashes, None, until)
                 for run in _runs(pages or []):
                     first, _ = run[0]
                     if not first.position or self._paging.offers(first.parent) or first.parent in self._posted:
-                        await self._hand_over(run, set(), evict=False)
-                        handed += len(run)
-        return handed
+                        await self._hand_over(run, own.handed, evict=False)
+        finally:
+            for hash_ in hashes:
+                del self._coming[hash_]
+            own.done.set()
+        return len(own.handed)
+
+    def _expected(self, hash_: BlockHash) -> bool:
+        """Whether a page is in the pool, or on its way there."""
+        return self._paging.offers(hash_) or hash_ in self._posted or hash_ in self._coming
 
     def _lacking(self, names: list[PageName]) -> list[PageName]:
         for index, name in enumerate(names):

@@ -15,6 +15,7 @@ from tests.integration.gateway.harness import collect, failure, request, running
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
 if TYPE_CHECKING:
+    from gateway.server import Gateway
     from kvstore.client import Broker
 
 
@@ -110,11 +111,17 @@ async def retried(worker: ScriptedWorker) -> str:
     return claim.job.request_id
 
 
+def pipelines(gateway: Gateway) -> float:
+    """How many a gateway has had answered by the broker."""
+    return gateway.metrics.registry.get_sample_value("octavo_broker_seconds_count", {"call": "pipeline"}) or 0.0
+
+
 async def test_a_dead_job_is_run_again_once_at_a_time(broker: Broker) -> None:
+    """It is found out in one round trip which of its retries there are."""
     worker = ScriptedWorker(broker)
     await worker.start()
     await dying(broker, "r2")
-    async with running_gateway(broker) as (_, _, client):
+    async with running_gateway(broker) as (gateway, _, client):
 
         async def retry() -> str:
             return str((await client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r2"))).request_id)
@@ -129,7 +136,9 @@ async def test_a_dead_job_is_run_again_once_at_a_time(broker: Broker) -> None:
         await broker.call("DEL", broker.keys.job(first))
         assert await retry() == "r2.retry-2"
         assert await retried(worker) == "r2.retry-2"
+        before = pipelines(gateway)
         assert await retry() == first
+        assert pipelines(gateway) - before < MAX_RETRIES
         # What has such an id by somebody else's choice is no retry.
         assert await retried(worker) == first
         calls = [client.generate(request(f"r2.retry-{number}")) for number in range(3, MAX_RETRIES + 1)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
 from kvstore.page import names_of
+from tests.support.waiting import until
 from tests.unit.worker.fetch_world import PROMPT, World
 from tests.unit.worker.page_store import FORM
 
@@ -60,3 +62,36 @@ async def test_what_fleets_with_other_blocks_stored_under_the_same_fingerprint_s
     assert world.offered() == [0, 1, 2]
     assert world.shop.misses() == {"truncated": 1}
     assert {*values} == {theirs[0].hash, *(name.hash for name in world.names[:3])}
+
+
+async def test_what_is_on_its_way_is_not_read_again() -> None:
+    """Some page of a request's is in the engine's hands, and another one is being read."""
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    world.takes = False
+    await world.prepare()
+    assert await world.fetch.fetch_hottest(5, lambda: False, time.monotonic() + 10) == 0
+    world.take()
+    assert world.shop.store.calls == ["covered", "fetch", "hottest"]
+    assert world.offered() == [0, 1, 2, 3, 4]
+
+
+async def test_a_request_waits_for_what_is_read_already() -> None:
+    world = World()
+    world.store(0, 1, 2, 3, 4)
+    gate = world.shop.store.held
+
+    def is_busy() -> bool:
+        gate.clear()
+        return False
+
+    async def reads() -> bool:
+        return len(world.shop.store.calls) == 2
+
+    warming = asyncio.create_task(world.fetch.fetch_hottest(5, is_busy, time.monotonic() + 10))
+    await until(reads, within_s=5)
+    asking = asyncio.create_task(world.prepare())
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await warming, await asking) == (5, 5 * FORM.block_size)
+    assert world.shop.store.calls == ["hottest", "fetch"]
