@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
-from kvstore.jobs import Finished, JobState, Submitted
+from kvstore.jobs import Committed, Finished, JobState, Submitted
 from kvstore.registry import Registry
 from octavo.v1 import inference_pb2, job_pb2
 from tests.integration.worker.one_worker import GATEWAY, LONG, OTHER_GATEWAY, Fleet, joined, running_worker
@@ -124,6 +124,26 @@ async def test_a_prompt_that_cannot_fit_is_refused_with_the_limit(
         assert "512" in log[-1].chunk.error
         await fleet.submit("next", [5, 6, 7], 4)
         assert len(joined(await fleet.ended("next"))) == 4
+
+
+async def test_a_job_whose_end_is_refused_is_run_again_if_the_broker_has_it_for_ours(
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has lost the claim before the end came: nobody else would run it, and no word of it comes."""
+    lost = {"state": "queued", "owner": "", "attempt": "0"}
+    async with running_worker(broker, model_dir, tmp_path) as fleet:
+        jobs = fleet.loop._committer._jobs
+        commit = jobs.commit
+
+        async def forgetful(*told: Any) -> Committed:
+            if told[2] and not fleet.metrics.get_sample_value("octavo_fenced_total"):
+                await broker.call("HSET", broker.keys.job("r1"), *(each for pair in lost.items() for each in pair))
+            return await commit(*told)
+
+        monkeypatch.setattr(jobs, "commit", forgetful)
+        await fleet.submit("r1", [5, 6, 7], 1)
+        assert len(joined(await fleet.ended("r1"))) == 1
+        assert fleet.metrics.get_sample_value("octavo_fenced_total") == 1
 
 
 async def test_a_drain_finishes_what_was_accepted(broker: Broker, model_dir: Path, tmp_path: Path) -> None:
