@@ -25,18 +25,26 @@ ASK_TIMEOUT_S = 10.0
 # The default limit of 4 MiB on responses does: gateways send no more. A proxy in the environment is for the outside,
 # never on the way to a gateway.
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
+_ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""What one gateway says, and the next one need not."""
+
+
+class Gateway:
+    """A connection to one. The generated stubs are untyped: their calls are typed once, in Client."""
+
+    def __init__(self, target: str) -> None:
+        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self.inference: Any = inference_pb2_grpc.InferenceStub(self.channel)
+        self.fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)
+        self.health: Any = health_pb2_grpc.HealthStub(self.channel)
 
 
 class Client:
-    """A connection to one gateway, the first of those that `target` names; an async context manager."""
+    """Asks the gateways that `target` names; an async context manager. What needs no model is asked of the next one
+    where one is unavailable, or does not answer in time; answers come from the first."""
 
     def __init__(self, target: str) -> None:
-        self.target = target = targets_of(target)[0]
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        # The generated stubs are untyped: their calls are typed here, once.
-        self._inference: Any = inference_pb2_grpc.InferenceStub(self._channel)
-        self._fleet: Any = fleet_pb2_grpc.FleetStub(self._channel)
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._gateways = [Gateway(each) for each in targets_of(target)]
 
     async def __aenter__(self) -> Client:
         return self
@@ -44,7 +52,18 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        for gateway in self._gateways:
+            await gateway.channel.close()
+
+    async def _ask(self, method: Callable[[Gateway], Any], request: Any) -> Any:
+        *others, last = self._gateways
+        for gateway in others:
+            try:
+                return await method(gateway)(request, timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _ELSEWHERE:
+                    raise
+        return await method(last)(request, timeout=ASK_TIMEOUT_S)
 
     async def responses(
         self, request: inference_pb2.GenerateRequest, *, timeout: float | None = None
@@ -54,7 +73,7 @@ class Client:
         Raises:
             grpc.aio.AioRpcError: as the service says.
         """
-        call = self._inference.Generate(request, timeout=timeout)
+        call = self._gateways[0].inference.Generate(request, timeout=timeout)
         try:
             async for response in call:
                 yield response
@@ -94,58 +113,60 @@ class Client:
     async def cancel(self, request_id: str) -> bool:
         """True when this call ended a live job."""
         request = inference_pb2.CancelRequest(request_id=request_id)
-        response = await self._inference.Cancel(request, timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.inference.Cancel, request)
         return bool(response.cancelled)
 
     async def model(self, name: str = "") -> inference_pb2.Model:
         """The model served; `name` may be empty where there is one only."""
         request = inference_pb2.GetModelRequest(name=name)
-        model: inference_pb2.Model = await self._inference.GetModel(request, timeout=ASK_TIMEOUT_S)
+        model: inference_pb2.Model = await self._ask(lambda gateway: gateway.inference.GetModel, request)
         return model
 
     async def serves(self) -> bool:
         """Whether the gateway says that answers can be had: it holds its lease, and a live worker serves."""
         request = health_pb2.HealthCheckRequest(service=INFERENCE)
-        response = await self._health.Check(request, timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.health.Check, request)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def workers(self) -> list[fleet_pb2.Worker]:
         """The live workers, by id."""
-        response = await self._fleet.ListWorkers(fleet_pb2.ListWorkersRequest(), timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.fleet.ListWorkers, fleet_pb2.ListWorkersRequest())
         return sorted(response.workers, key=lambda worker: str(worker.id))
 
     async def explain(self, request_id: str) -> fleet_pb2.ExplainResponse:
         """Why a job went where it went. Raises AioRpcError: NOT_FOUND when it is unknown."""
         request = fleet_pb2.ExplainRequest(request_id=request_id)
-        found: fleet_pb2.ExplainResponse = await self._fleet.Explain(request, timeout=ASK_TIMEOUT_S)
+        found: fleet_pb2.ExplainResponse = await self._ask(lambda gateway: gateway.fleet.Explain, request)
         return found
 
     async def ledger(self) -> fleet_pb2.LedgerResponse:
         """What became of all requests that were ever accepted."""
-        found: fleet_pb2.LedgerResponse = await self._fleet.Ledger(fleet_pb2.LedgerRequest(), timeout=ASK_TIMEOUT_S)
+        found: fleet_pb2.LedgerResponse = await self._ask(
+            lambda gateway: gateway.fleet.Ledger, fleet_pb2.LedgerRequest()
+        )
         return found
 
     async def dead(self, request_id: str = "") -> list[fleet_pb2.Dead]:
         """Jobs that too many workers died of, the latest first; the one of that id, if one is given."""
         request = fleet_pb2.ListDeadRequest(request_id=request_id)
-        response = await self._fleet.ListDead(request, timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.fleet.ListDead, request)
         return list(response.jobs)
 
     async def retry_dead(self, request_id: str) -> str:
         """Runs a dead job again, as a detached one, whose id this is. Raises AioRpcError: NOT_FOUND."""
         request = fleet_pb2.RetryDeadRequest(request_id=request_id)
-        response = await self._fleet.RetryDead(request, timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.fleet.RetryDead, request)
         return str(response.request_id)
 
     async def drop_dead(self, request_id: str = "") -> int:
         """Forgets a dead job, or all of them. How many there were."""
         request = fleet_pb2.DropDeadRequest(request_id=request_id)
-        response = await self._fleet.DropDead(request, timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.fleet.DropDead, request)
         return int(response.dropped)
 
     async def queues(self) -> list[fleet_pb2.Queue]:
         """Every worker's queue, by worker."""
-        response = await self._fleet.GetQueues(fleet_pb2.GetQueuesRequest(), timeout=ASK_TIMEOUT_S)
+        response = await self._ask(lambda gateway: gateway.fleet.GetQueues, fleet_pb2.GetQueuesRequest())
         return sorted(response.queues, key=lambda queue: str(queue.worker))
 
 

@@ -38,7 +38,11 @@ def asking(function: Callable[..., Any]) -> Callable[..., Any]:
     """Whom to ask, and how to print."""
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway."),
+        option(
+            "--target",
+            default=DEFAULT_TARGET,
+            help="HOST:PORT of a gateway; of several, with commas: the first that answers.",
+        ),
     ):
         function = decorate(function)
     return function

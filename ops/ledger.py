@@ -22,7 +22,9 @@ ENDS = ("finished", "failed", "cancelled", "expired", "dead")
 
 
 @click.command("ledger")
-@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway.")
+@option(
+    "--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway; of several, with commas: the first that answers."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(target: str, as_json: bool) -> None:
     """Show what became of all requests that were ever accepted, and whether that is all of them.

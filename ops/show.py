@@ -42,7 +42,11 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         option("--namespace", default="default", help="With --redis: the fleet's name within it."),
         click.option("--redis", default="", help="Ask Redis itself at this URL: works without any gateway."),
-        option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway."),
+        option(
+            "--target",
+            default=DEFAULT_TARGET,
+            help="HOST:PORT of a gateway; of several, with commas: the first that answers.",
+        ),
     ):
         function = decorate(function)
     return function

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from gateway.__main__ import command as gateway_command
 from gateway.router import Policy
-from ops.client import Client
 from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options, targets_of
 from worker.__main__ import command as worker_command
 
@@ -142,8 +141,3 @@ def test_a_place_for_pages_that_is_none_is_refused_by_the_fleet() -> None:
 )
 def test_gateways_are_named_with_commas_between_them(text: str, targets: list[str]) -> None:
     assert targets_of(text) == targets
-
-
-async def test_what_asks_one_gateway_asks_the_first() -> None:
-    async with Client("a:1,b:2") as client:
-        assert client.target == "a:1"

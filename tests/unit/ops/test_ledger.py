@@ -12,6 +12,7 @@ from ops.ledger import command, missing_of
 from tests.unit.ops.fleet_service import Operators, serving
 
 HOLDS = LedgerResponse(accepted=100, finished=60, failed=5, cancelled=10, expired=4, dead=1, in_flight=20)
+NOBODY = "127.0.0.1:1"
 
 
 def run(ledger: LedgerResponse | None, *arguments: str) -> Result:
@@ -69,4 +70,18 @@ def test_nothing_is_missing_of_nothing() -> None:
 
 def test_a_broker_that_does_not_answer_is_told() -> None:
     ran = run(None)
+    assert (ran.exit_code, ran.output) == (1, "Error: UNAVAILABLE: the broker does not answer; try again\n")
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_of_several_gateways_the_next_one_is_asked_where_one_is_unavailable(gone: bool) -> None:
+    with serving(Operators(ledger=None)) as first, serving(Operators(ledger=HOLDS)) as second:
+        ran = CliRunner().invoke(command, ["--target", f"{NOBODY if gone else first.target},{second.target}"])
+    assert ran.exit_code == 0
+    assert (len(first.asked), len(second.asked)) == (0 if gone else 1, 1)
+
+
+def test_what_is_the_matter_with_all_is_told_by_the_last() -> None:
+    with serving(Operators(ledger=None)) as last:
+        ran = CliRunner().invoke(command, ["--target", f"{NOBODY},{last.target}"])
     assert (ran.exit_code, ran.output) == (1, "Error: UNAVAILABLE: the broker does not answer; try again\n")
