@@ -38,11 +38,11 @@ name                            type                what
                                                     ... and what the last heartbeat measured.
 ``workers``                     sorted set          worker ids by last heartbeat (Redis clock, ms; 0: it left). Also
                                                     names the dead ones until their streams are empty.
-``left:<worker>:<incarnation>`` string with TTL     that life drains, or said goodbye with jobs in its stream: it did
-                                                    not die of them.
+``left:<worker>:<incarnation>`` string with TTL     that life drains, or left with jobs in its stream: "" said
+                                                    goodbye and did not die of them, "broke" perhaps did.
 ``suspect:<worker>``            string with TTL     request id of the suspect that was moved there last: a job
                                                     that a worker may have died of. Believed as far as that job
-                                                    is there still, and has no token since.
+                                                    is there still, and has few tokens since.
 ``orphaned:<worker>``           hash with TTL       by incarnation and what became of it: since when its jobs
                                                     have nobody to run them (Redis clock, ms). Gone where
                                                     nobody looks.

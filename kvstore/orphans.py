@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS: Final = 3
-"""Workers that die while they run a job and get no token of it: then it is taken for the cause."""
+"""Workers in a row that die of a job and get no token of it: then it is taken for the cause."""
+MAX_DEATHS_TELLING: Final = 4
+"""The same where one of the last three got a few: tokens speak for a job, but some come before what kills."""
 MAX_FRUITLESS: Final = 10
 """Workers in a row that run a job and get no token of it, however they end."""
 ALONE_DEATHS: Final = 2
@@ -63,7 +65,7 @@ class Orphan:
     incarnation: str
     """Life of that worker that it was meant for, or that had claimed it."""
     why: str
-    """What became of the worker: "died", "left", "was restarted", "is draining"."""
+    """What became of the worker: "died", "left", "broke", "was restarted", "is draining"."""
     entry_id: str
     request_id: str
     model: str
@@ -79,7 +81,7 @@ class Orphan:
     fingerprint: str
     """Of the model that its tokens were computed with, or were to be; empty: unknown."""
     deaths: int
-    """Workers in a row that died of it, this one included. From 1 on it is a suspect."""
+    """Workers in a row that died before they got a few tokens of it, this one included. From 1 on it is a suspect."""
     fruitless: int
     """Workers in a row that ran it and got no token, this one included."""
     state: JobState
@@ -96,7 +98,7 @@ class Orphan:
     @property
     def doomed(self) -> bool:
         """No worker is to run it again."""
-        return self.deaths >= MAX_DEATHS or self.fruitless >= MAX_FRUITLESS
+        return self._killed or self.fruitless >= MAX_FRUITLESS
 
     @property
     def alone(self) -> bool:
@@ -106,10 +108,15 @@ class Orphan:
     @property
     def verdict(self) -> str:
         """Why that is, for its caller."""
-        if self.deaths >= MAX_DEATHS:
+        if self._killed:
             return f"{self.deaths} workers died while they ran it"
         return f"{self.fruitless} workers in a row ran it, and none got a token of it"
 
+
+    @property
+    def _killed(self) -> bool:
+        silent = self.fruitless >= MAX_DEATHS
+        return self.deaths >= (MAX_DEATHS if silent else MAX_DEATHS_TELLING)
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -132,7 +132,7 @@ class JobRecord:
     fingerprint: str
     """Of the model at the worker that has it; empty: unknown."""
     deaths: int
-    """Workers in a row that died of it, as far as it has been moved."""
+    """Workers in a row that died before they got a few tokens of it, as far as it has been moved."""
     digest: bytes
     """Of what was asked for: with the same one it is the same job."""
     detached: bool

@@ -94,7 +94,7 @@ class Registry:
 
     async def leave(self, worker: str, incarnation: str, *, goodbye: bool = True) -> None:
         """Gives the lease back. Jobs that are still in the stream are orphans, see ``Jobs.orphans``. Without a goodbye
-        the worker has died of those that it ran, for all that the fleet can know."""
+        the worker broke: it has died of those that it ran, for all that the fleet can know."""
         keys = self._broker.keys
         await self._broker.script(
             "leave",
@@ -102,7 +102,7 @@ class Registry:
                 *(keys.worker(worker), keys.workers, keys.jobs(worker)),
                 *(keys.load(worker, incarnation), keys.held(worker, incarnation), keys.left(worker, incarnation)),
             ],
-            [worker, incarnation, GOODBYE_MS if goodbye else ""],
+            [worker, incarnation, GOODBYE_MS, "" if goodbye else "broke"],
         )
 
     async def workers(self) -> list[WorkerInfo]:

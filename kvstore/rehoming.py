@@ -19,7 +19,7 @@ ORPHAN_WAIT_S = 30.0
 """How long the jobs of a worker wait for others that could run them, from when they were first found without one; a job
 for which there was one since, from then on."""
 _MARK_TTL_MS = 3600 * 1000
-"""Of a suspect's mark: longer than anything that runs is without a token."""
+"""Of a suspect's mark: longer than anything that runs is without a few tokens."""
 
 
 async def rehome(

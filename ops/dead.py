@@ -29,7 +29,8 @@ COLUMNS = ("id", "model", "worker", "attempts", "prompt", "died", "reason")
 def command() -> None:
     """Show, retry or forget jobs that too many workers died of.
 
-    A job whose workers die under it three times without a token is given up, so that it does not take the fleet down.
+    A job whose workers die under it three times in a row, or four if they got some tokens of it, is given up, so that
+    it does not take the fleet down.
     Its caller has got an error; the job is kept here for thirty days.
     """
 

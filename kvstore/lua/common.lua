@@ -223,12 +223,20 @@ local function life_of(workers, lease, worker, ttl)
   return {left = beat == 0}
 end
 
--- Why an entry's job is for others: its worker is dead, or another life of it had read it, or it drains. Of what a draining
--- worker has read that is so until it tells of a token: all that is lost is what is computed of the prompt. That is told
--- second: it may bring such a job to its end. nil: it is in good hands.
-local function why_abandoned(life, stream, group, entry, state, began, positions)
+-- What a life said at its end: '' is a goodbye, or that it drains, 'broke' that it broke. nil: nothing.
+local function last_words(prefix, worker, incarnation)
+  local said = redis.pcall('GET', prefix .. 'left:' .. worker .. ':' .. (incarnation or ''))
+  return type(said) == 'string' and said or nil
+end
+
+-- Why an entry's job, which was meant for `incarnation` or claimed by it, is for others: its worker is dead, or another
+-- life of it had read it, or it drains. Of what a draining worker has read that is so until it tells of a token: all that
+-- is lost is what is computed of the prompt. That is told second: it may bring such a job to its end. nil: it is in good
+-- hands.
+local function why_abandoned(life, prefix, worker, incarnation, stream, group, entry, state, began, positions)
   if not life.incarnation then
-    return life.left and 'left' or 'died', false
+    local broke = life.left and last_words(prefix, worker, incarnation) == 'broke'
+    return broke and 'broke' or life.left and 'left' or 'died', false
   end
   local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
   local reader = not pending.err and pending[1] and pending[1][2]
@@ -242,18 +250,32 @@ local function why_abandoned(life, stream, group, entry, state, began, positions
   return nil
 end
 
--- What is held against a job, with the worker that has it: how many workers in a row died of it, and how many in a row ran
--- it, with not a token from any of them. A token ends both rows; a worker that said goodbye has not died.
+-- Tokens of each open choice that a life has to get before its job is no suspect. What kills its worker in the first
+-- steps of each life gets a few every time.
+local PROVEN = 16
+
+local function is_proven(began, positions)
+  local open = 0
+  for i = 1, #positions, 2 do
+    open = open + (positions[i + 1] and 0 or 1)
+  end
+  return tokens_in(positions) >= tokens_of(began) + PROVEN * math.max(open, 1)
+end
+
+-- What is held against a job, with the worker that has it: how many workers in a row died before it was proven, and how
+-- many in a row ran it with not a token from any of them. A worker that said goodbye has not died.
 local function rows_of(prefix, worker, state, owner, began, deaths, fruitless, positions)
   local died, ran = tokens_of(deaths), tokens_of(fruitless)
   if state ~= 'running' then
     return died, ran
-  elseif tokens_in(positions) > tokens_of(began) then
+  elseif is_proven(began, positions) then
     return 0, 0
-  elseif redis.call('EXISTS', prefix .. 'left:' .. worker .. ':' .. (owner or '')) == 1 then
-    return died, ran + 1
   end
-  return died + 1, ran + 1
+  ran = tokens_in(positions) > tokens_of(began) and 0 or ran + 1
+  if last_words(prefix, worker, owner) == '' then
+    return died, ran
+  end
+  return died + 1, ran
 end
 
 -- What was read last of a stream, and how much of what was read has not ended. A stream without a group was never read.

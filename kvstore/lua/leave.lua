@@ -2,12 +2,13 @@
 -- Gives a worker's lease back.
 --
 -- KEYS 1 lease   2 workers   3 stream   4 load of this incarnation   5 its held blocks   6 its goodbye
--- ARGV 1 worker  2 incarnation   3 for how long the goodbye is kept, in ms; '': it says none, as it leaves because it broke
+-- ARGV 1 worker  2 incarnation   3 for how long the goodbye is kept, in ms   4 what it says: '', or 'broke', if that is why
 -- Returns 1, or 0 when another incarnation holds the lease.
 --
 -- Races closed: a process that is late to leave cannot take its successor's lease away; jobs submitted meanwhile are not
 -- lost with the stream: it stays, with a heartbeat of 0, and rehome.lua moves them; a successor that comes before that does
--- not make this life look like one that died. One that broke is one that died: perhaps of what it ran.
+-- not make this life look like one that died. One that broke is one that died, perhaps of what it ran, unless it has said
+-- before that it drains.
 local holder = redis.call('HGET', KEYS[1], 'incarnation')
 if holder and holder ~= ARGV[2] then
   return 0
@@ -18,8 +19,10 @@ if redis.call('XLEN', KEYS[3]) == 0 then
   redis.call('ZREM', KEYS[2], ARGV[1])
 else
   redis.call('ZADD', KEYS[2], 0, ARGV[1])
-  if ARGV[3] ~= '' then
+  if ARGV[4] == '' then
     redis.call('SET', KEYS[6], '', 'PX', ARGV[3])
+  else
+    redis.call('SET', KEYS[6], ARGV[4], 'PX', ARGV[3], 'NX')
   end
 end
 return 1

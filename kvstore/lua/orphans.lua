@@ -6,7 +6,7 @@
 -- ARGV 1 group   2 what all names begin with   3 worker   4 lease TTL in ms
 --      5 entry to go on behind, '' for the beginning   6 entries to look at   7 choices that a job may have
 -- Returns {now in ms, entry to go on behind, '' when all was looked at, then for each job {entry, request, 'died', 'left',
--- 'was restarted' or 'is draining', length of its payload, attempt, state, incarnation, fingerprint, model, prompt tokens,
+-- 'broke', 'was restarted' or 'is draining', length of its payload, attempt, state, incarnation, fingerprint, model, prompt tokens,
 -- charge, deaths, fruitless attempts, for how long it has had nobody in ms, choices, then of each choice: next index, end}};
 -- {} where nothing can be told.
 --
@@ -60,7 +60,8 @@ local function written()
 end
 
 if life.incarnation then
-  redis.pcall('HDEL', orphaned, life.incarnation .. ' died', life.incarnation .. ' left')
+  local fates = life.incarnation .. ' '
+  redis.pcall('HDEL', orphaned, fates .. 'died', fates .. 'left', fates .. 'broke')
 end
 local entries, looked_at
 if life.incarnation and not life.draining then
@@ -96,7 +97,7 @@ local function head(entry, request, why)
   end
   local positions = committed(job, seen[9], most_choices)
   local deaths, fruitless = rows_of(prefix, worker, seen[1], seen[4], seen[6], seen[7], seen[8], positions)
-  why = why or why_abandoned(life, stream, group, entry, seen[1], seen[6], positions)
+  why = why or why_abandoned(life, prefix, worker, seen[11], stream, group, entry, seen[1], seen[6], positions)
   if not why then
     return {}
   end

@@ -16,10 +16,10 @@
 -- moved there is one still and one of the two must be alone), or 'stale': it is not as the caller saw it, or the target is
 -- gone. One that a draining worker has read is moved, or waits.
 --
--- A job that a worker may have died of is a suspect until it gets a token. After one death they go on at once, wherever
--- there is room: most were only there. After two a suspect goes only where the suspect that was moved there last has a
--- token by now, or is gone, and no other one follows it before it has one, whoever moves them: so no two of these are at
--- one worker, and what kills a third worker takes none with it that was beside it twice. (Only the last one's mark is kept:
+-- A job that a worker may have died of is a suspect until it is proven. After one death they go on at once, wherever
+-- there is room: most were only there. After two a suspect goes only where the suspect that was moved there last is
+-- proven by now, or gone, and no other one follows it before it is, whoever moves them: so no two of these are at
+-- one worker, and what kills once more takes none with it that was beside it twice. (Only the last one's mark is kept:
 -- suspects of one death that came before that may be there.) Who waits for its turn waits as long as it takes: there is a
 -- worker for it, and should that go, its time begins then.
 --
@@ -50,7 +50,7 @@ end
 local positions = committed(job, seen[8], most_choices)
 local why, kept
 if life then
-  why, kept = why_abandoned(life, stream, group, entry, seen[9], seen[11], positions)
+  why, kept = why_abandoned(life, prefix, worker, seen[2], stream, group, entry, seen[9], seen[11], positions)
 end
 local died, ran = rows_of(prefix, worker, seen[9], seen[3], seen[11], seen[12], seen[15], positions)
 if not why or int(died) ~= deaths or int(ran) ~= fruitless then
@@ -107,7 +107,7 @@ if holder.err or holder[1] ~= incarnation or holder[2] ~= 'ready' then
 end
 
 -- Whether one of the two must be alone, this job or the last suspect that was moved to the target: the job that the mark
--- names, if that is still there, not read or running, and has no token since. Nobody takes a mark away, so it says nothing
+-- names, if that is still there, not read or running, and not proven since. Nobody takes a mark away, so it says nothing
 -- without its job.
 local function occupied()
   local named = redis.pcall('GET', mark)
@@ -126,7 +126,7 @@ local function occupied()
     return false
   end
   return known[1] == 'queued' or (known[1] == 'running' and known[3] == incarnation
-    and tokens_in(committed(other, known[7], most_choices)) <= tokens_of(known[6]))
+    and not is_proven(known[6], committed(other, known[7], most_choices)))
 end
 
 local suspect = tonumber(deaths) > 0

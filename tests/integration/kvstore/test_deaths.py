@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvstore.dead import DeadJobs
-from kvstore.jobs import Commit, JobState, Rehomed
+from kvstore.jobs import Commit, JobState, Rehomed, Target
 from octavo.v1 import inference_pb2, job_pb2
 
 from .conftest import Ear, Stage, chunk, job, settled
@@ -73,7 +73,7 @@ async def test_it_is_given_up_where_there_is_no_other_worker_too(mortal: Stage) 
 
 
 async def test_who_did_nothing_is_no_suspect(mortal: Stage) -> None:
-    """Jobs that were not claimed, or had tokens of the life that died."""
+    """Jobs that were not claimed, or had many tokens of the life that died."""
     for number in range(4):
         worker = await mortal.worker("w0")
         if number == 0:
@@ -81,8 +81,8 @@ async def test_who_did_nothing_is_no_suspect(mortal: Stage) -> None:
             await mortal.submit("waits", worker)
         (claim,) = [each for each in await claim_some(mortal, worker, "talks") if each.job.request_id == "talks"]
         assert claim.attempt == number + 1
-        step = chunk("talks", claim.next[number % 2], [7], choice=number % 2, attempt=claim.attempt)
-        assert await mortal.commit(worker, step) == [Commit.WRITTEN]
+        steps = [chunk("talks", claim.next[one], [7] * 16, choice=one, attempt=claim.attempt) for one in (0, 1)]
+        assert await mortal.commit(worker, *steps) == [Commit.WRITTEN] * 2
         await mortal.perish(worker)
         assert {each.request_id: each.deaths for each in await mortal.jobs.orphans()} == {"talks": 0, "waits": 0}
         successor = await mortal.worker("w0")
@@ -93,6 +93,32 @@ async def test_who_did_nothing_is_no_suspect(mortal: Stage) -> None:
     await claim_some(mortal, worker, "talks")
     await mortal.perish(worker)
     assert (await found(mortal, "talks")).deaths == 1
+
+
+async def test_a_job_that_kills_after_a_token_of_each_life_is_given_up_with_the_fourth(mortal: Stage) -> None:
+    """Its neighbour, with a token of each life too, is not: it is not with it from the third on."""
+    worker = await mortal.worker("w0")
+    await mortal.running("poison", worker)
+    await mortal.running("neighbour", worker)
+    for number in range(1, 5):
+        beside = ("poison", "neighbour") if number < 3 else ("poison",)
+        tokens = [chunk(each, number - 1, [7], attempt=number) for each in beside]
+        assert await mortal.commit(worker, *tokens) == [Commit.WRITTEN] * len(beside)
+        await mortal.perish(worker)
+        poison = await found(mortal, "poison")
+        assert (poison.deaths, poison.fruitless, poison.doomed) == (number, 0, number == 4)
+        worker = await mortal.worker(f"w{number}")
+        assert await move(mortal, "poison", worker) is (MOVED if number < 4 else DEAD)
+        assert await move(mortal, "neighbour", worker) is (MOVED if number in (1, 4) else Rehomed.WAITING)
+        await mortal.claim(worker)
+    assert (await mortal.log("poison"))[-1].chunk.error == "4 workers died while they ran it"
+    (dead,) = await DeadJobs(mortal.broker).all()
+    assert (dead.attempts, dead.reason) == (4, "4 workers died while they ran it")
+    assert await mortal.commit(worker, chunk("neighbour", 2, [7], attempt=3)) == [Commit.WRITTEN]
+
+
+async def move(stage: Stage, request_id: str, worker: WorkerInfo) -> Rehomed:
+    return await stage.jobs.rehome(await found(stage, request_id), Target(worker.id, worker.incarnation, 0, 0))
 
 
 async def claim_some(stage: Stage, worker: WorkerInfo, *wanted: str) -> list[Any]:

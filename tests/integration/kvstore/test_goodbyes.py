@@ -10,7 +10,7 @@ import pytest
 from kvstore.jobs import Commit, Jobs, JobState, Rehomed, Target
 from kvstore.registry import DRAINING, GOODBYE_MS
 
-from .conftest import Stage, chunk, settled
+from .conftest import SHORT_TTL_MS, Stage, chunk, settled
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -134,18 +134,34 @@ async def drain(stage: Stage, worker: WorkerInfo) -> None:
 
 
 async def test_a_worker_that_broke_leaves_without_a_goodbye(mortal: Stage, broker: Broker) -> None:
-    """Its jobs move at once, and what had no token there may be what it died of."""
+    """Its jobs move at once, and what had few tokens there may be what it died of."""
     worker, other = await mortal.worker(), await mortal.worker("w1")
     await mortal.running("poison", worker)
     await mortal.running("neighbour", worker)
-    await mortal.commit(worker, chunk("neighbour", 0, [1]))
+    await mortal.commit(worker, chunk("neighbour", 0, [1] * 16))
     await mortal.submit("unread", worker)
     await mortal.registry.leave(worker.id, worker.incarnation, goodbye=False)
-    assert await broker.call("EXISTS", broker.keys.worker("w0"), broker.keys.left("w0", worker.incarnation)) == 0
-    found = {each.request_id: (each.why, each.deaths) for each in await mortal.jobs.orphans()}
-    assert found == {"poison": ("left", 1), "neighbour": ("left", 0), "unread": ("left", 0)}
+    assert await broker.call("EXISTS", broker.keys.worker("w0")) == 0
+    assert 0 < await broker.call("PTTL", broker.keys.left("w0", worker.incarnation)) <= GOODBYE_MS
+    orphans = await mortal.jobs.orphans()
+    found = {each.request_id: (each.why, each.deaths) for each in orphans}
+    assert found == {"poison": ("broke", 1), "neighbour": ("broke", 0), "unread": ("broke", 0)}
+    hasty = Jobs(mortal.broker, lease_ttl_ms=SHORT_TTL_MS, orphan_wait_s=-1.0)
+    (unread,) = [each for each in orphans if each.request_id == "unread"]
+    assert await hasty.rehome(unread, None) is Rehomed.ENDED
+    (end,) = await mortal.log("unread")
+    assert end.chunk.error == "worker w0 broke, and for -1 s there was no other to run it"
     assert set((await mortal.rehome(other)).values()) == {MOVED}
     assert (await mortal.record("poison")).deaths == 1
+
+
+async def test_a_worker_that_breaks_while_it_drains_has_said_goodbye(mortal: Stage) -> None:
+    worker = await mortal.worker()
+    await mortal.running("r1", worker)
+    await drain(mortal, worker)
+    await mortal.registry.leave(worker.id, worker.incarnation, goodbye=False)
+    (found,) = await mortal.jobs.orphans()
+    assert (found.why, found.deaths) == ("left", 0)
 
 
 async def test_a_worker_that_is_killed_while_it_drains_has_not_died_of_what_it_ran(

@@ -181,7 +181,7 @@ class Books:
         request_id, prefill = orphan.request_id, self.dice.randrange(60)
         target = Target(worker.id, worker.incarnation, prefill, 0)
         became = await self.stage.jobs.rehome(orphan, target)
-        if became is Rehomed.WAITING:  # for another suspect's first token, of which others tell
+        if became is Rehomed.WAITING:  # until another suspect is proven, of which others tell
             assert orphan.deaths
             await self.stage.broker.call("DEL", self.stage.broker.keys.suspect(worker.id))
             became = await self.stage.jobs.rehome(orphan, target)

@@ -1,4 +1,4 @@
-"""Jobs that workers may have died of: those with two deaths are alone at a worker, until they have a token."""
+"""Jobs that workers may have died of: those with two deaths are alone at a worker, until they have sixteen tokens."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.jobs import Commit, Rehomed, Target
+from octavo.v1 import inference_pb2
 
 from .conftest import Stage, chunk, settled
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
-    from kvstore.registry import WorkerInfo
 
 MOVED, WAITING = Rehomed.MOVED, Rehomed.WAITING
+PROVEN = [7] * 16
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +55,11 @@ async def test_who_must_be_alone_meets_no_other_suspect_whoever_comes_first(mort
     await mortal.perish(first)
     assert await mortal.rehome(second) == {"twice": WAITING}
     for each in claims.values():
-        assert await mortal.commit(second, chunk(each.job.request_id, 0, [1], attempt=2)) == [Commit.WRITTEN]
+        assert await mortal.commit(second, chunk(each.job.request_id, 0, PROVEN, attempt=2)) == [Commit.WRITTEN]
     assert await mortal.rehome(second) == {"twice": MOVED}
 
 
-async def test_one_at_a_worker_and_the_others_wait_for_its_first_token(mortal: Stage) -> None:
+async def test_one_at_a_worker_and_the_others_wait_until_it_is_proven(mortal: Stage) -> None:
     await suspects(mortal, "a", "b", "c")
     assert set((await mortal.rehome(None)).values()) == {WAITING}
     target, other = await mortal.worker("w0"), await mortal.worker("w1")
@@ -69,7 +70,9 @@ async def test_one_at_a_worker_and_the_others_wait_for_its_first_token(mortal: S
     (claim,) = await mortal.claim(target)
     assert await mortal.rehome(target) == {"b": WAITING, "c": WAITING}
     assert await mortal.rehome(other) == {"b": MOVED, "c": WAITING}
-    assert await mortal.commit(target, chunk("a", 0, [1], attempt=claim.attempt)) == [Commit.WRITTEN]
+    assert await mortal.commit(target, chunk("a", 0, PROVEN[:15], attempt=claim.attempt)) == [Commit.WRITTEN]
+    assert await mortal.rehome(target) == {"c": WAITING}
+    assert await mortal.commit(target, chunk("a", 15, [1], attempt=claim.attempt)) == [Commit.WRITTEN]
     assert await mortal.rehome(target) == {"c": MOVED}
     assert [(await mortal.record(each)).worker for each in "abc"] == ["w0", "w1", "w0"]
 
@@ -80,7 +83,7 @@ async def test_jobs_that_nobody_died_of_do_not_wait(mortal: Stage) -> None:
     assert await mortal.rehome(target) == {"a": MOVED}
     await mortal.submit("talks", worker)
     await mortal.claim(worker)
-    await mortal.commit(worker, chunk("talks", 0, [1]))
+    await mortal.commit(worker, chunk("talks", 0, PROVEN))
     await mortal.submit("waits", worker)
     await mortal.perish(worker)
     assert await mortal.rehome(target) == {"talks": MOVED, "waits": MOVED}
@@ -149,26 +152,40 @@ async def test_it_is_not_taken_to_another_worker_by_a_thief(mortal: Stage) -> No
     assert [(await mortal.record(each)).worker for each in ("a", "r1")] == ["w0", "w1"]
 
 
-async def test_a_token_ends_the_row_of_deaths(mortal: Stage) -> None:
+async def test_sixteen_tokens_of_one_life_end_the_row_of_deaths(mortal: Stage) -> None:
     await suspects(mortal, "a", deaths=1)
     worker = await mortal.worker("w0")
-    for _ in range(2):
+    deaths: list[int] = []
+    for tokens in (16, 0, 15, 17):
         assert await mortal.rehome(worker) == {"a": MOVED}
         (claim,) = await mortal.claim(worker)
-        assert (await mortal.record("a")).deaths == 1
-        await die_after_a_token(mortal, worker, claim.attempt, claim.next[0])
-        (orphan,) = await mortal.jobs.orphans()
-        assert orphan.deaths == 0
-        worker = await mortal.worker("w0")
-        assert await mortal.rehome(worker) == {"a": MOVED}
-        await mortal.claim(worker)
+        if tokens:
+            step = chunk("a", claim.next[0], [7] * tokens, attempt=claim.attempt)
+            assert await mortal.commit(worker, step) == [Commit.WRITTEN]
         await mortal.perish(worker)
         (orphan,) = await mortal.jobs.orphans()
-        assert orphan.deaths == 1
+        deaths.append(orphan.deaths)
         worker = await mortal.worker("w0")
+    assert deaths == [0, 1, 2, 0]
 
 
-async def die_after_a_token(stage: Stage, worker: WorkerInfo, attempt: int, start: int) -> None:
-    step = chunk("a", start, [7], attempt=attempt)
-    assert await stage.commit(worker, step) == [Commit.WRITTEN]
-    await stage.perish(worker)
+async def test_of_several_choices_each_open_one_counts(mortal: Stage) -> None:
+    """What kills with the third step of eight answers has told more than sixteen tokens by then."""
+    worker = await mortal.worker("w0")
+    deaths: list[int] = []
+    await mortal.submit("a", worker, n=2)
+    for tokens in (8, 16):
+        (claim,) = await mortal.claim(worker)
+        steps = [chunk("a", claim.next[one], [7] * tokens, choice=one, attempt=claim.attempt) for one in (0, 1)]
+        assert await mortal.commit(worker, *steps) == [Commit.WRITTEN] * 2
+        await mortal.perish(worker)
+        (orphan,) = await mortal.jobs.orphans()
+        deaths.append(orphan.deaths)
+        worker = await mortal.worker("w0")
+        assert await mortal.rehome(worker) == {"a": MOVED}
+    assert deaths == [1, 0]
+    (claim,) = await mortal.claim(worker)
+    end = chunk("a", 24, [], choice=1, attempt=3, finish=inference_pb2.LENGTH)
+    assert await mortal.commit(worker, end, chunk("a", 24, [7] * 16, attempt=3)) == [Commit.WRITTEN] * 2
+    await mortal.perish(worker)
+    assert (await mortal.jobs.orphans())[0].deaths == 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 async def said_goodbye(fleet: Fleet) -> bool:
     info = fleet.worker.info
-    return bool(await fleet.broker.call("EXISTS", fleet.broker.keys.left(info.id, info.incarnation)))
+    return bool(await fleet.broker.call("GET", fleet.broker.keys.left(info.id, info.incarnation)) == b"")
 
 
 def slow(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ async def test_a_worker_that_breaks_may_have_died_of_what_had_no_token(
         assert await Registry(broker).workers() == []
         assert not await said_goodbye(fleet)
         (orphan,) = await fleet.jobs.orphans()
-        assert (orphan.request_id, orphan.why, orphan.deaths) == ("poison", "left", 1)
+        assert (orphan.request_id, orphan.why, orphan.deaths) == ("poison", "broke", 1)
 
 
 async def test_who_breaks_for_the_brokers_sake_has_not_died_of_what_it_ran(

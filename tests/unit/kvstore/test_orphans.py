@@ -14,11 +14,13 @@ from kvstore.jobs import JobState, Orphan
         (0, 9, ""),
         (2, 9, ""),
         (3, 3, "3 workers died while they ran it"),
+        (3, 2, ""),
+        (4, 0, "4 workers died while they ran it"),
         (4, 10, "4 workers died while they ran it"),
         (0, 10, "10 workers in a row ran it, and none got a token of it"),
     ],
 )
-def test_a_job_is_doomed_by_three_deaths_or_ten_attempts_without_a_token(
+def test_a_job_is_doomed_by_deaths_three_without_a_token_or_four_or_by_ten_attempts_without_one(
     deaths: int, fruitless: int, verdict: str
 ) -> None:
     """However often it has been run."""
