@@ -87,7 +87,7 @@ class Jobs:
         self._held_ttl_ms = HELD_LEASES * lease_ttl_ms
         self._orphan_wait_ms = int(orphan_wait_s * 1000)
         self._reader = EntryReader(broker)
-        self._looked: dict[str, str] = {}
+        self._looks = orphans.Looks()
 
     async def submit(
         self,
@@ -191,14 +191,7 @@ class Jobs:
         """
         times = {"retention_ms": self._retention_ms, "held_ttl_ms": self._held_ttl_ms}
         return await commits.commit(
-            self._broker,
-            retention_ms=self._retention_ms,
-            held_ttl_ms=self._held_ttl_ms,
-            worker=worker,
-            incarnation=incarnation,
-            deliveries=deliveries,
-            held=held,
-            entries=entries,
+            self._broker, worker, incarnation, deliveries=deliveries, held=held, entries=entries, **times
         )
 
     async def steal(
@@ -281,7 +274,7 @@ class Jobs:
         read, and those that a draining worker has not read, or said nothing of. Of each worker a hundred or so; the
         next look goes on behind them. Clears up behind the dead, and ends jobs that are not as we write them.
         """
-        return await orphans.find(self._broker, self._looked, self._lease_ttl_ms, self._retention_ms)
+        return await orphans.find(self._broker, self._looks, self._lease_ttl_ms, self._retention_ms)
 
     async def orphaned_job(self, orphan: Orphan) -> job_pb2.Job | None:
         """What is to be run of an orphan. None: it isn't there any more, or was not as we write it, and is ended."""

@@ -22,6 +22,7 @@ from kvstore.endings import end_damaged
 from kvstore.errors import BrokerAuth, BrokerError, BrokerUnreachable
 from kvstore.keys import GROUP
 from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES
+from kvstore.outage import Outage
 from kvstore.records import (
     MOST_ATTEMPTS,
     MOST_TOKENS,
@@ -112,11 +113,11 @@ class Orphan:
             return f"{self.deaths} workers died while they ran it"
         return f"{self.fruitless} workers in a row ran it, and none got a token of it"
 
-
     @property
     def _killed(self) -> bool:
         silent = self.fruitless >= MAX_DEATHS
         return self.deaths >= (MAX_DEATHS if silent else MAX_DEATHS_TELLING)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -145,21 +146,48 @@ class Rehomed(Enum):
     """It is not as it was found (somebody else did it, or its worker is back), or the target is gone: look again."""
 
 
-async def find(broker: Broker, looked: dict[str, str], lease_ttl_ms: int, retention_ms: int) -> list[Orphan]:
-    """See ``Jobs.orphans``. ``looked``: by worker, the entry that the next look goes on behind; it is kept up here."""
+class Looks:
+    """What one look leaves to the next."""
+
+    def __init__(self) -> None:
+        self.behind: dict[str, str] = {}
+        """By worker: the entry that the next look goes on behind."""
+        self._failing: dict[str, Outage] = {}
+
+    def failed(self, worker: str, error: BrokerError) -> None:
+        """Jobs of this worker are not looked after."""
+        outage = self._failing.setdefault(worker, Outage(logger, f"looking after the jobs of worker {worker}"))
+        outage.failed(error)
+
+    def worked(self, worker: str) -> None:
+        """They are."""
+        if (outage := self._failing.pop(worker, None)) is not None:
+            outage.worked()
+
+    def only(self, workers: list[str]) -> None:
+        """The others' jobs need not be looked after."""
+        for worker in self.behind.keys() - workers:
+            del self.behind[worker]
+        for worker in self._failing.keys() - workers:
+            self.worked(worker)
+
+
+async def find(broker: Broker, looks: Looks, lease_ttl_ms: int, retention_ms: int) -> list[Orphan]:
+    """See ``Jobs.orphans``. ``looks`` is kept up here."""
     found: list[Orphan] = []
     suspicious = await _suspicious(broker)
-    for worker in looked.keys() - suspicious:
-        del looked[worker]
+    looks.only(suspicious)
     for worker in suspicious:
         try:
-            found += await _of_worker(broker, worker, looked, lease_ttl_ms, retention_ms)
+            found += await _of_worker(broker, worker, looks.behind, lease_ttl_ms, retention_ms)
         except (BrokerUnreachable, BrokerAuth):
             raise
         except BrokerError as error:
             # Keys of a wrong type. The other workers' jobs must not wait for somebody to clean that up.
             broker.malformed += 1
-            logger.warning("jobs of worker %s are not looked after: %s", worker, error)
+            looks.failed(worker, error)
+        else:
+            looks.worked(worker)
     return found
 
 

@@ -45,7 +45,7 @@ async def test_a_dead_workers_jobs_go_on_elsewhere(brief: Stage, broker: Broker)
         assert {(one.model, one.prompt_tokens, one.longest) for one in found} == {("m", 3, 10)}
         assert [await brief.jobs.orphaned_job(one) for one in found] == [*map(job, ("running", "read", "queued"))]
         assert [(one.state, one.attempt, one.next, one.deaths, one.fingerprint) for one in found] == [
-            (JobState.RUNNING, 1, (1,), 0, "f0"),
+            (JobState.RUNNING, 1, (1,), 1, "f0"),
             (JobState.QUEUED, 0, (0,), 0, "f0"),
             (JobState.QUEUED, 0, (0,), 0, "f0"),
         ]
@@ -258,7 +258,10 @@ async def test_a_job_that_is_not_as_we_write_it_ends(mortal: Stage, broker: Brok
     assert await mortal.load(worker) == (0, 0)
 
 
-async def test_one_workers_broken_keys_do_not_stop_the_others(mortal: Stage, broker: Broker) -> None:
+async def test_one_workers_broken_keys_do_not_stop_the_others(
+    mortal: Stage, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has a line when it begins, however often it is looked, and one when it is over."""
     worker, other = await mortal.worker("w5"), await mortal.worker("w6")
     await mortal.submit("r1", worker)
     for bad in ("w1", "w8"):
@@ -268,7 +271,17 @@ async def test_one_workers_broken_keys_do_not_stop_the_others(mortal: Stage, bro
     await mortal.perish(worker)
     assert await mortal.rehome(other) == {"r1": MOVED}
     assert broker.malformed >= 2
+    assert await mortal.jobs.orphans() == []
     await broker.call("DEL", broker.keys.worker("w1"), broker.keys.jobs("w8"))
+    for _ in range(2):
+        assert await mortal.jobs.orphans() == []
+    told = [each.getMessage() for each in caplog.records if each.name == "kvstore.orphans"]
+    assert [each.split(":")[0] for each in sorted(told)] == [
+        "looking after the jobs of worker w1 fails, trying again",
+        "looking after the jobs of worker w1 works again, after 0 s",
+        "looking after the jobs of worker w8 fails, trying again",
+        "looking after the jobs of worker w8 works again, after 0 s",
+    ]
 
 
 async def test_pending_entries_that_were_trimmed(mortal: Stage, broker: Broker) -> None:
