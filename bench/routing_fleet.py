@@ -103,15 +103,15 @@ class PolicyFleet:
         }
         for policy, target in targets.items():
             self.clients[policy] = await self._stack.enter_async_context(Client(target))
-        await all_or_first_error(self._until_served(client) for client in self.clients.values())
+        await all_or_first_error(self._until_served(targets[policy], client) for policy, client in self.clients.items())
 
-    async def _until_served(self, client: Client) -> None:
+    async def _until_served(self, target: str, client: Client) -> None:
         """A gateway learns of workers and models through the broker, moments after it is ready."""
         deadline = time.monotonic() + SERVED_TIMEOUT_S
         # A gateway tells nobody when it has learnt of a worker.
         while len(await client.workers()) < self._settings.workers or not await client.serves():
             if time.monotonic() > deadline:
-                raise ChildFailed(f"the gateway at {client.target} does not see all workers")
+                raise ChildFailed(f"the gateway at {target} does not see all workers")
             await asyncio.sleep(LOOK_S)
 
     def _gateway(self, policy: str, environment: dict[str, str], loading: Loading) -> Member:
