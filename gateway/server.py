@@ -51,7 +51,7 @@ OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # Clients may ping as often as every 5 s, with or without a call, to get through idle proxies.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two gateways on one port by mistake would share its connections silently.
     ("grpc.so_reuseport", 0),
 )

@@ -24,7 +24,7 @@ ASK_TIMEOUT_S = 10.0
 """How long a gateway may take to answer what needs no model."""
 # The default limit of 4 MiB on responses does: gateways send no more. A proxy in the environment is for the outside,
 # never on the way to a gateway.
-_OPTIONS = [("grpc.enable_http_proxy", 0)]
+OPTIONS = [("grpc.enable_http_proxy", 0)]
 _ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What one gateway says, and the next one need not."""
 
@@ -33,7 +33,7 @@ class Gateway:
     """A connection to one. The generated stubs are untyped: their calls are typed once, in Client."""
 
     def __init__(self, target: str) -> None:
-        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self.channel = grpc.aio.insecure_channel(target, options=OPTIONS)
         self.inference: Any = inference_pb2_grpc.InferenceStub(self.channel)
         self.fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)
         self.health: Any = health_pb2_grpc.HealthStub(self.channel)
