@@ -95,7 +95,7 @@ async def test_jobs_of_a_worker_that_left_go_on_elsewhere(stage: Stage) -> None:
     for request_id in ("moves", "waits", "poison"):
         await stage.submit(request_id, worker)
     await stage.claim(worker)
-    await stage.broker.call("HSET", stage.broker.keys.job("poison"), "deaths", 3)
+    await stage.broker.call("HSET", stage.broker.keys.job("poison"), "deaths", 3, "fruitless", 3)
     await fill(stage.broker)
     await stage.registry.leave(worker.id, worker.incarnation)
     moves, waits, poison = await stage.jobs.orphans()

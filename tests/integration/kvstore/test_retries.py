@@ -105,7 +105,7 @@ async def test_an_end_without_a_worker_repeated(far: Stage, proxy: Proxy, broker
     await warm(far)
     worker = await far.worker()
     await far.running("r1", worker)
-    await broker.call("HSET", broker.keys.job("r1"), "deaths", deaths)
+    await broker.call("HSET", broker.keys.job("r1"), "deaths", deaths, "fruitless", deaths)
     await broker.call("HSET", broker.keys.orphaned(worker.id), f"{worker.incarnation} left", 1)
     await far.registry.leave(worker.id, worker.incarnation)
     (orphan,) = await far.jobs.orphans()
