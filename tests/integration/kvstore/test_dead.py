@@ -84,7 +84,7 @@ async def test_the_oldest_make_room(stage: Stage, monkeypatch: pytest.MonkeyPatc
     worker = await stage.worker()
     await stage.submit("poison", worker)
     await stage.claim(worker)
-    await broker.call("HSET", broker.keys.job("poison"), "deaths", 3)
+    await broker.call("HSET", broker.keys.job("poison"), "deaths", 3, "fruitless", 3)
     await stage.registry.leave(worker.id, worker.incarnation)
     (orphan,) = await stage.jobs.orphans()
     assert await stage.jobs.rehome(orphan, None) is Rehomed.DEAD

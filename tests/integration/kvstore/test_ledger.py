@@ -70,7 +70,7 @@ async def test_the_dead_and_those_that_moved(mortal: Stage, broker: Broker) -> N
     for request_id in ("poison", "moves"):
         await mortal.submit(request_id, worker)
     await mortal.claim(worker)
-    await broker.call("HSET", broker.keys.job("poison"), "deaths", 2)
+    await broker.call("HSET", broker.keys.job("poison"), "deaths", 2, "fruitless", 2)
     await mortal.perish(worker)
     assert await mortal.jobs.ledger() == Ledger(2, 0, 0, 0, 0, 0, 2)
     assert await mortal.rehome(other) == {"poison": Rehomed.DEAD, "moves": Rehomed.MOVED}

@@ -108,7 +108,7 @@ async def test_suspects_wait_for_the_only_worker_and_take_turns() -> None:
 
 async def test_what_no_worker_is_to_run_again_is_given_up() -> None:
     world = World(worker("w0"))
-    assert await world.run(orphan("a", deaths=3), orphan("b", fruitless=10), orphan("c", deaths=2)) == {
+    assert await world.run(orphan("a", deaths=3, fruitless=3), orphan("b", fruitless=10), orphan("c", deaths=2)) == {
         Rehomed.DEAD: 2,
         Rehomed.MOVED: 1,
     }
