@@ -16,6 +16,7 @@ from gateway.place import Delivery, Offer, Place
 from kvstore import token_log
 from kvstore.errors import BrokerAuth, BrokerError
 from kvstore.jobs import JobRecord, JobState
+from kvstore.records import MOST_TOKENS
 from kvstore.submissions import new_caller
 from octavo.v1 import inference_pb2
 
@@ -209,10 +210,11 @@ class Stream:
 
     async def _compare(self) -> None:
         """Some choice is silent: does the broker know more?"""
-        record = await self._record()
-        if record.state is JobState.ENDED or self._place.behind(record.next, record.ends):
+        record = await self._jobs.get(self.request_id)
+        # Where there is none it may have been damaged, and ended just now: its log tells.
+        if record is None or record.state is JobState.ENDED or self._place.behind(record.next, record.ends):
             await self._refill()
-            if record.state is JobState.ENDED and not (self._place.ended or self._place.stale):
+            if record is not None and record.state is JobState.ENDED and not (self._place.ended or self._place.stale):
                 raise JobLost("the job has ended and its output is no longer kept")
 
     async def _refill(self) -> None:
@@ -250,6 +252,6 @@ def usage_of(record: JobRecord) -> inference_pb2.Usage:
     return inference_pb2.Usage(
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
-        completion_tokens=sum(record.next.values()),
+        completion_tokens=min(sum(record.next.values()), MOST_TOKENS),  # each is bounded, their sum is not
         attempts=record.attempt,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from kvstore.block_hash import TOKEN_BYTES
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from kvstore.client import Broker
     from kvstore.entries import Entry
-
-logger = logging.getLogger(__name__)
 
 
 async def claim(
@@ -40,6 +37,5 @@ async def claim(
         try:
             claims.append(parse_claim(entry, answer, int(now)))
         except ValueError as error:
-            logger.warning("job %s ended: %s", entry.request_id, error)
             await end_damaged(broker, entry.request_id, str(error), retention_ms=retention_ms)
     return claims

@@ -6,9 +6,11 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from kvstore.endings import end_damaged
 from kvstore.errors import CommitGap
 from kvstore.keys import GROUP
 from kvstore.ledger import outcome
+from kvstore.limits import MAX_CHOICES
 from kvstore.prefix_index import batches as held_batches
 from kvstore.records import Commit, Committed
 from kvstore.token_log import MAX_PUBLISHED, encode
@@ -46,19 +48,29 @@ async def commit(
     count: int | None = None
     for batch, (added, removed) in calls(deliveries, held):
         names = [keys.jobs(worker), keys.load(worker, incarnation), keys.held(worker, incarnation)]
-        args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms, added, removed, held_ttl_ms]
+        args: list[Any] = [GROUP, incarnation, keys.channel(""), retention_ms, added, removed, held_ttl_ms, MAX_CHOICES]
         for delivery, data in batch:
             names += [keys.job(delivery.request_id), keys.log(delivery.request_id)]
             args += (described(delivery, next(claimed_by, "")), data)
         count, *some = await broker.script("commit", names, args)
         answers += some
     gaps: dict[str, dict[int, int]] = defaultdict(dict)
+    outcomes: list[Commit] = []
     for delivery, answer in zip(deliveries, answers, strict=True):
-        if isinstance(answer, list):
-            gaps[delivery.request_id][delivery.chunk.choice] = int(answer[0])
+        match answer:
+            case [next_index]:
+                gaps[delivery.request_id][delivery.chunk.choice] = int(next_index)
+            case [field, value]:
+                reason = f"its field {field.decode()} is {value!r:.40}"
+                await end_damaged(
+                    broker, delivery.request_id, reason, retention_ms=retention_ms, expect_attempt=delivery.attempt
+                )
+                outcomes.append(Commit.FENCED)
+            case code:
+                outcomes.append(_OUTCOMES[code])
     if gaps:
         raise CommitGap(gaps)
-    return Committed([_OUTCOMES[answer] for answer in answers], count)
+    return Committed(outcomes, count)
 
 
 def calls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
+
+logger = logging.getLogger(__name__)
 
 
 async def finish(
@@ -46,17 +49,22 @@ async def finish(
     return Finished(answer.decode())
 
 
-async def end_damaged(broker: Broker, request_id: str, reason: str, *, retention_ms: int) -> None:
-    """Ends a job that isn't as we write them. ``reason``: what is wrong with it."""
+async def end_damaged(
+    broker: Broker, request_id: str, reason: str, *, retention_ms: int, expect_attempt: int | None = None
+) -> None:
+    """Ends a job that isn't as we write them. ``reason``: what is wrong with it. With an ``expect_attempt``, only if
+    that is the one that runs."""
     broker.malformed += 1
-    await finish(
+    ended = await finish(
         broker,
         request_id,
         retention_ms=retention_ms,
         finish=inference_pb2.ERROR,
         failure=job_pb2.FAILURE_INTERNAL,
         error=f"the job in the broker is damaged: {reason}",
-        expect_attempt=None,
+        expect_attempt=expect_attempt,
         expect_gateway=None,
         expect_caller=None,
     )
+    if ended is Finished.ENDED:
+        logger.warning("job %s ended: %s", request_id, reason)

@@ -257,13 +257,14 @@ class Jobs:
         )
 
     async def get(self, request_id: str) -> JobRecord | None:
-        """None when there is no such job, when its retention is over, or when its hash is not as we write it."""
-        (found,) = await submissions.records(self._broker, [request_id])
+        """None when there is no such job, when its retention is over, or when its hash is not as we write it: then it
+        is ended."""
+        (found,) = await self.several([request_id])
         return found
 
     async def several(self, request_ids: Sequence[str]) -> list[JobRecord | None]:
         """``get`` for each of them, in one round trip."""
-        return await submissions.records(self._broker, request_ids)
+        return await submissions.records(self._broker, request_ids, self._retention_ms)
 
     async def route(self, request_id: str) -> bytes:
         """The octavo.v1.RouteRecord that the job was submitted with; empty: none, or it is not kept any more."""

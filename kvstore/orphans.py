@@ -226,13 +226,9 @@ async def _of_worker(
         try:
             found.append(_parse(worker, head, int(now)))
         except ValueError as error:
-            await _end(broker, head[1].decode(errors="replace"), error, retention_ms)
+            request_id = head[1].decode(errors="replace")
+            await end_damaged(broker, request_id, str(error), retention_ms=retention_ms)
     return found
-
-
-async def _end(broker: Broker, request_id: str, error: ValueError, retention_ms: int) -> None:
-    logger.warning("job %s ended: %s", request_id, error)
-    await end_damaged(broker, request_id, str(error), retention_ms=retention_ms)
 
 
 def _parse(worker: str, head: Sequence[Any], now_ms: int) -> Orphan:
@@ -275,6 +271,6 @@ async def read(broker: Broker, orphan: Orphan, retention_ms: int) -> job_pb2.Job
         job = parse_job(payload, orphan.request_id)
         require_choices(job, orphan.next)
     except ValueError as error:
-        await _end(broker, orphan.request_id, error, retention_ms)
+        await end_damaged(broker, orphan.request_id, str(error), retention_ms=retention_ms)
         return None
     return job

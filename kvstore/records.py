@@ -174,13 +174,23 @@ def _remaining(deadline_ms: bytes | int | None, now_ms: int) -> int | None:
 
 def number(text: bytes | int | None, most: int) -> int:
     """A count or a time as scripts write it. Raises ValueError on anything else."""
-    if text is None or len(str(text)) > 30 or not 0 <= int(text) <= most:
+    plain = isinstance(text, bytes) and text.isdigit() and len(text) <= 15 and (text == b"0" or text[:1] != b"0")
+    if not (plain or isinstance(text, int)) or text is None or not 0 <= int(text) <= most:
         raise ValueError(f"{text!r:.40} is not 0 to {most}")
     return int(text)
 
 
-MOST_TOKENS = 2**32
+def text_of(value: bytes | None) -> str:
+    """A name. Raises ValueError where there is none."""
+    if value is None:
+        raise ValueError("it has no owner, entry, worker or gateway")
+    return value.decode()
+
+
+MOST_TOKENS = 2**32 - 1
 """Of an answer: what a chunk has room for."""
+MOST_FINISH = 255
+"""Ways to end have smaller numbers."""
 MOST_GATEWAY = 128
 """Bytes of a gateway's name; ours have 16."""
 
@@ -207,14 +217,19 @@ def require_choices(job: job_pb2.Job, choices: Sequence[object]) -> None:
         raise ValueError(f"it has {max(job.n, 1)} choices by its payload and {len(choices)} by its hash")
 
 
+def count_of(choices: bytes | int | None) -> int:
+    """How many choices a job has by its hash. Raises ValueError when that isn't what we write."""
+    if (count := number(choices, MAX_CHOICES)) < 1:
+        raise ValueError("it has no choices by its hash")
+    return count
+
+
 def parse_positions(
     told: Sequence[bytes | int | None], choices: bytes | int | None
 ) -> tuple[tuple[int, ...], frozenset[int]]:
     """Next index of each choice, and the choices that have ended, from what scripts tell of a job: next index and end
     of each, or nothing where nothing can be committed. Raises ValueError when that isn't what we write."""
-    count = number(choices, MAX_CHOICES)
-    if count < 1:
-        raise ValueError("it has no choices by its hash")
+    count = count_of(choices)
     told = told or [None] * (2 * count)
     past = tuple(number(index or 0, MOST_TOKENS) for index in told[::2])
     return past, frozenset(choice for choice, end in enumerate(told[1::2]) if end)
@@ -247,37 +262,38 @@ def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> 
 
 
 def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
+    """None: there is no such job. Raises ValueError when its hash isn't what we write."""
     if not isinstance(stored, list) or stored[0] is None:
         return None
     state, attempt, owner, entry, worker, worker_incarnation, gateway, *numbers = stored
     prompt_tokens, predicted, cached_tokens, stolen_from, *numbers = numbers
     fetched_tokens, fingerprint, deaths, detached, *numbers = numbers
     submitted_ms, deadline_ms, digest, finish, choices, *by_choice = numbers
-    count = int(choices)
-    past = {choice: int(index or 0) for choice, index in enumerate(by_choice[:count])}
-    ends = {choice: int(end) for choice, end in enumerate(by_choice[MAX_CHOICES:][:count]) if end}
+    count = count_of(choices)
+    past = {choice: number(index or 0, MOST_TOKENS) for choice, index in enumerate(by_choice[:count])}
+    ends = {choice: number(end, MOST_FINISH) for choice, end in enumerate(by_choice[MAX_CHOICES:][:count]) if end}
     return JobRecord(
         request_id=request_id,
         state=JobState(state.decode()),
-        attempt=int(attempt),
-        owner=owner.decode(),
-        entry=entry.decode(),
-        worker=worker.decode(),
-        worker_incarnation=worker_incarnation.decode(),
-        gateway=gateway.decode(),
+        attempt=number(attempt, MOST_ATTEMPTS),
+        owner=text_of(owner),
+        entry=text_of(entry),
+        worker=text_of(worker),
+        worker_incarnation=text_of(worker_incarnation),
+        gateway=text_of(gateway),
         next=past,
         ends=ends,
-        prompt_tokens=int(prompt_tokens),
-        predicted=int(predicted or 0),
-        cached_tokens=int(cached_tokens),
+        prompt_tokens=number(prompt_tokens, MOST_TOKENS),
+        predicted=number(predicted or 0, MOST_TOKENS),
+        cached_tokens=number(cached_tokens, MOST_TOKENS),
         started=bool(ends) or any(past.values()),
-        fetched_tokens=int(fetched_tokens or 0),
+        fetched_tokens=number(fetched_tokens or 0, MOST_TOKENS),
         fingerprint=(fingerprint or b"").decode(),
-        deaths=int(deaths or 0),
+        deaths=number(deaths or 0, MOST_ATTEMPTS),
         digest=digest or b"",
         detached=detached == b"1",
         stolen_from=(stolen_from or b"").decode(),
-        finish=int(finish) if finish else None,
-        submitted_ms=int(submitted_ms),
+        finish=None if finish is None else number(finish, MOST_FINISH),
+        submitted_ms=number(submitted_ms, MOST_MS),
         remaining_ms=_remaining(deadline_ms, now_ms),
     )

@@ -5,9 +5,20 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from kvstore.endings import end_damaged
 from kvstore.errors import BrokerError, BrokerFull, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.limits import broken
-from kvstore.records import RECORD_FIELDS, Attached, JobRecord, Submitted, charge, parse_record
+from kvstore.records import (
+    MOST_TOKENS,
+    RECORD_FIELDS,
+    Attached,
+    JobRecord,
+    JobState,
+    Submitted,
+    charge,
+    number,
+    parse_record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,15 +106,19 @@ async def attach(broker: Broker, request_id: str, digest: bytes | None, caller: 
     if answer == b"unknown":
         return None
     worker, predicted, fingerprint = details
+    try:
+        expected = number(predicted, MOST_TOKENS)
+    except ValueError:  # not written by us
+        expected = 0
     return Attached(
         Submitted(answer.decode()),
         worker.decode(errors="replace"),
-        int(predicted) if predicted.isdigit() else 0,  # what is no number was not written by us
+        expected,
         fingerprint.decode(errors="replace"),
     )
 
 
-async def records(broker: Broker, request_ids: Sequence[str]) -> list[JobRecord | None]:
+async def records(broker: Broker, request_ids: Sequence[str], retention_ms: int) -> list[JobRecord | None]:
     """See ``Jobs.several``."""
     (seconds, micros), *stored = await broker.pipeline(
         [("TIME",), *(("HMGET", broker.keys.job(each), *RECORD_FIELDS) for each in request_ids)]
@@ -113,9 +128,12 @@ async def records(broker: Broker, request_ids: Sequence[str]) -> list[JobRecord 
     for request_id, fields in zip(request_ids, stored, strict=True):
         try:
             found.append(parse_record(request_id, fields, now_ms))
-        except (ValueError, AttributeError, TypeError):  # numbers that are none, fields that are not there
-            broker.malformed += 1
+        except ValueError as error:
             found.append(None)
+            if fields[0] == JobState.ENDED.encode():
+                broker.malformed += 1
+            else:
+                await end_damaged(broker, request_id, str(error), retention_ms=retention_ms)
     return found
 
 

@@ -3,11 +3,12 @@
 --
 -- KEYS 1 stream   2 load of this incarnation   3 its held blocks   then for each delivery: job, log
 -- ARGV 1 group    2 incarnation   3 what channel names begin with   4 retention in ms
---      5 hashes of blocks added, packed   6 of blocks removed   7 TTL of the held blocks in ms
+--      5 hashes of blocks added, packed   6 of blocks removed   7 TTL of the held blocks in ms   8 choices that a job may have
 --      then for each delivery: 'attempt choice first-token-index index-after-the-last entry' (an entry that is left out is
 --      not compared), and where the chunk is more than tokens ' finish outcome cached-tokens fetched-tokens' (finish 0: it
 --      goes on, then there is no outcome; the last two are left out when not told); octavo.v1.Deliveries with this one delivery
--- Returns the number of held blocks, then for each delivery 0 written, 1 duplicate, 2 fenced, or {next index} when the chunk does not follow on it.
+-- Returns the number of held blocks, then for each delivery 0 written, 1 duplicate, 2 fenced, {next index} when the chunk does not follow on it,
+-- or {field, value} where that is not as we write it: then nothing is written, and the caller ends the job.
 --
 -- Each choice has a next index and an end of its own; the job ends with the last of them, and its finish is that one's.
 --
@@ -18,15 +19,16 @@
 -- one that is executed late, after the next, leaves wrong blocks, as does whatever else changes the set: the number gives
 -- most of that away, and the worker compares the whole set now and then. allow-oom: a job that runs must be able to end on a full server.
 local WRITTEN, DUPLICATE, FENCED = 0, 1, 2
+local MOST_TOKENS = 4294967295 -- of an answer, as in records.py
 local call, pcall, match = redis.call, redis.pcall, string.match
 local stream, load, held = KEYS[1], KEYS[2], KEYS[3]
 local group, incarnation, channels, retention = unpack(ARGV, 1, 4)
-local added, removed, held_ttl = unpack(ARGV, 5, 7)
+local added, removed, held_ttl, most_choices = unpack(ARGV, 5, 8)
 local by_gateway, gateways = {}, {}
 
 local function publish_later(gateway, data)
-  if gateway == '' then
-    return
+  if not gateway or gateway == '' then
+    return -- nobody listens, or somebody took the field away: whoever reads the log finds it there
   end
   local joined = by_gateway[gateway]
   if not joined then
@@ -50,7 +52,7 @@ end
 
 -- What is answered to a chunk that does not begin where its choice stands, `at`.
 local function misplaced(at, start, stop, finish, ended)
-  local next_index = tonumber(at) or 0
+  local next_index = tonumber(at)
   -- A chunk is written whole or not at all, and only once with a finish.
   if (ended or tonumber(start) < next_index) and tonumber(stop) <= next_index and (ended or finish == '0') then
     return DUPLICATE
@@ -58,11 +60,33 @@ local function misplaced(at, start, stop, finish, ended)
   return {at}
 end
 
--- What is committed of a chunk, in one call: each costs as much as several fields.
-local function tell(job, next_field, stop, end_field, finish, cached, fetched)
+-- How many choices of a job have not ended, by their ends.
+local function open_choices(job, choices)
+  local positions, left = committed(job, choices, most_choices), 0
+  for i = 2, #positions, 2 do
+    left = left + (positions[i] and 0 or 1)
+  end
+  return left
+end
+
+-- A field that is not as we write it, and its value; nil: those are that this chunk needs. An index that it follows on is
+-- one. Where `open` is not what the ends say, one of them is wrong, perhaps the number of choices: nobody can tell when
+-- the job ends. If it is no number it says nothing. `left`: what the ends say; nil where the chunk has none.
+local function damage(choice, choices, next_field, at, follows, left, open)
+  if choice ~= '0' and not is_count(choices or '') then
+    return 'choices', choices or ''
+  elseif not (follows or (is_count(at) and tonumber(at) <= MOST_TOKENS)) then
+    return next_field, at
+  elseif follows and left and is_count(open or '') and open ~= int(left) then
+    return 'open', open
+  end
+end
+
+-- What is committed of a chunk, in one call: each costs as much as several fields. `left`: choices that were open.
+local function tell(job, next_field, stop, end_field, finish, left, cached, fetched)
   local fields = {next_field, stop}
   if finish ~= '0' then
-    fields[3], fields[4] = end_field, finish
+    fields[3], fields[4], fields[5], fields[6] = end_field, finish, 'open', int(left - 1)
   end
   if cached ~= '' then
     fields[#fields + 1], fields[#fields + 2] = 'cached_tokens', cached
@@ -75,14 +99,12 @@ local function write(job, log, described, data)
   local attempt, choice, start, stop, entry, more = match(described, '^(%d+) (%d+) (%d+) (%d+) (%S*)(.*)$')
   local next_field, end_field = names_of(choice)
   -- pcall: one key of a wrong type must not break a step half-way through.
-  local seen = pcall('HMGET', job, 'state', 'attempt', 'owner', next_field, end_field, 'gateway', 'prefill', 'entry')
+  local seen = pcall('HMGET', job, 'state', 'attempt', 'owner', next_field, end_field, 'gateway', 'prefill', 'entry',
+    'choices', 'open')
   if seen.err or seen[2] ~= attempt or seen[3] ~= incarnation then
     return FENCED
   elseif entry ~= '' and seen[8] ~= entry then
     return FENCED
-  end
-  if choice ~= '0' and tonumber(choice) >= (tonumber(call('HGET', job, 'choices') or '') or 1) then
-    return {'0'} -- would end the job before its own choices have ended
   end
   local finish, outcome, cached, fetched = '0', '', '', ''
   if more ~= '' then
@@ -92,7 +114,14 @@ local function write(job, log, described, data)
   if seen[1] ~= 'running' and not ended then
     return FENCED
   end
-  if ended or start ~= at then
+  local follows, choices = not ended and start == at, seen[9]
+  local left = finish ~= '0' and open_choices(job, choices) or nil
+  local field, value = damage(choice, choices, next_field, at, follows, left, seen[10])
+  if field then
+    return seen[1] == 'running' and {field, value} or FENCED
+  elseif choice ~= '0' and tonumber(choice) >= tonumber(choices) then
+    return {'0'} -- would end the job before its own choices have ended
+  elseif not follows then
     return misplaced(at, start, stop, finish, ended)
   end
 
@@ -104,7 +133,7 @@ local function write(job, log, described, data)
   if more == '' then
     call('HSET', job, next_field, stop)
   else
-    tell(job, next_field, stop, end_field, finish, cached, fetched)
+    tell(job, next_field, stop, end_field, finish, left, cached, fetched)
   end
   if seen[7] then
     -- With an attempt's first delivery its prompt is computed, which is charged no more.
@@ -112,8 +141,8 @@ local function write(job, log, described, data)
     call('HDEL', job, 'prefill')
   end
   publish_later(seen[6], data)
-  if finish ~= '0' and call('HINCRBY', job, 'open', -1) <= 0 then
-    local charge, choices = unpack(call('HMGET', job, 'charge', 'choices'))
+  if left == 1 then
+    local charge = call('HGET', job, 'charge')
     end_job(job, log, stream, group, load, seen[8], charge, nil, choices, finish, outcome, retention)
   end
   return WRITTEN
@@ -127,7 +156,7 @@ if added ~= '' or removed ~= '' then
   results[1] = redis.call('SCARD', held)
 end
 for i = 1, (#KEYS - 3) / 2 do
-  results[i + 1] = write(KEYS[2 * i + 2], KEYS[2 * i + 3], ARGV[2 * i + 6], ARGV[2 * i + 7])
+  results[i + 1] = write(KEYS[2 * i + 2], KEYS[2 * i + 3], ARGV[2 * i + 7], ARGV[2 * i + 8])
 end
 for _, gateway in ipairs(gateways) do
   redis.call('PUBLISH', channels .. gateway, table.concat(by_gateway[gateway]))

@@ -14,6 +14,7 @@ from octavo.v1 import inference_pb2, job_pb2
 from octavo.v1.inference_pb2 import CANCELLED, ERROR, CancelRequest
 from tests.integration.gateway.harness import (
     Client,
+    chunks,
     collect,
     failed_stream,
     failure,
@@ -105,6 +106,23 @@ async def test_cancel_ends_the_stream_with_its_reason_and_usage(worker: Scripted
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.attempts) == (3, 2, 1)
     assert await call.code() is Code.OK
     assert await worker.told_to_drop() == "r1"
+
+
+@pytest.mark.parametrize(("field", "value"), [("next:0", "-5"), ("next:0", "9" * 30), ("attempt", "9" * 30)])
+async def test_a_job_that_is_damaged_while_it_runs_ends_with_what_is_wrong(
+    worker: ScriptedWorker, client: Client, broker: Broker, field: str, value: str
+) -> None:
+    """Whose worker says nothing more of it: the gateway looks after a second of silence."""
+    call = client.generate(request("r1"))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10]))
+    await call.read()
+    await broker.call("HSET", broker.keys.job("r1"), field, value)
+    responses, code, told = await failed_stream(call)
+    assert (code, [each.finish for each in chunks(responses)]) == (Code.INTERNAL, [ERROR])
+    assert told.startswith(f"the job in the broker is damaged: b'{value}' is not 0 to ")
+    assert await worker.told_to_drop() == "r1"
+    assert [(queue.undelivered, queue.pending) for queue in await worker.jobs.queues()] == [(0, 0)]
 
 
 async def test_cancel_is_idempotent(worker: ScriptedWorker, client: Client) -> None:

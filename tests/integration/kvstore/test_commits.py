@@ -144,11 +144,10 @@ async def test_hostile_values_do_not_break_a_step(stage: Stage, broker: Broker) 
     assert caught.value.expected == {"log": {0: 0}}
     # What was there is gone: the log is one again.
     assert await stage.commit(worker, *step) == [Commit.FENCED, Commit.WRITTEN, Commit.DUPLICATE]
-    assert await stage.commit(worker, chunk("number", 0, [1])) == [Commit.DUPLICATE]
+    assert await stage.commit(worker, chunk("number", 0, [1])) == [Commit.FENCED]
     assert await stage.jobs.cancel("job") is Finished.UNKNOWN
     assert await stage.jobs.cancel("log") is Finished.ENDED
     assert [delivery.chunk.finish for delivery in await stage.log("log")] == [0, inference_pb2.CANCELLED]
-    await broker.call("HDEL", broker.keys.job("number"), "next:0")
     # The job that was overwritten leaves its entry and its charge: the worker's own reading removes the first.
     await broker.call("DEL", broker.keys.job("job"))
     entries = await stage.jobs.next_entries(stage.reader, worker.id, "another", 10, 1)
@@ -156,7 +155,7 @@ async def test_hostile_values_do_not_break_a_step(stage: Stage, broker: Broker) 
     pending = await broker.call("XRANGE", broker.keys.jobs("w0"), "-", "+")
     leftovers = [Entry(entry_id.decode(), fields[b"request"].decode()) for entry_id, fields in pending]
     await stage.jobs.claim(worker.id, worker.incarnation, leftovers)
-    assert await stage.load(worker) == (3, 30)
+    assert await stage.load(worker) == (2, 20)
     await broker.call("DEL", broker.keys.load("w0", worker.incarnation))
 
 

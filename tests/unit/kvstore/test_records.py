@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.config import MAX_REQUEST_BYTES
+from gateway.stream import usage_of
 from kvstore import commits
 from kvstore.block_hash import TOKEN_BYTES
 from kvstore.entries import Entry
 from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES, MAX_REST_BYTES, broken
 from kvstore.prompts import give
-from kvstore.records import RECORD_FIELDS, JobState, charge, parse_claim, parse_job, parse_record
+from kvstore.records import (
+    MOST_ATTEMPTS,
+    MOST_TOKENS,
+    RECORD_FIELDS,
+    JobState,
+    charge,
+    parse_claim,
+    parse_job,
+    parse_record,
+)
 from kvstore.token_log import MAX_BYTES, MAX_PUBLISHED
 from octavo.v1 import inference_pb2, job_pb2
 
@@ -125,25 +135,28 @@ def test_a_job_that_breaks_a_bound_is_none(change: Callable[[job_pb2.Job], None]
         parse_job(job.SerializeToString(), job.request_id)
 
 
+HASH = {
+    "state": b"running",
+    "attempt": b"1",
+    "owner": b"i",
+    "entry": b"7-0",
+    "worker": b"w0",
+    "worker_incarnation": b"i",
+    "gateway": b"g",
+    "prompt_tokens": b"3",
+    "cached_tokens": b"1",
+    "submitted_ms": b"1000",
+    "choices": b"3",
+    "next:0": b"7",
+    "next:2": b"4",
+    "end:2": b"2",
+    "next:3": b"9",
+    "end:3": b"1",
+}
+
+
 def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:
-    fields = {
-        "state": b"running",
-        "attempt": b"1",
-        "owner": b"i",
-        "entry": b"7-0",
-        "worker": b"w0",
-        "worker_incarnation": b"i",
-        "gateway": b"g",
-        "prompt_tokens": b"3",
-        "cached_tokens": b"1",
-        "submitted_ms": b"1000",
-        "choices": b"3",
-        "next:0": b"7",
-        "next:2": b"4",
-        "end:2": b"2",
-        "next:3": b"9",
-        "end:3": b"1",
-    }
+    fields = dict(HASH)
     record = parse_record("r", [fields.get(name) for name in RECORD_FIELDS], now_ms=2000)
     assert record is not None
     assert (record.state, record.finish, record.remaining_ms) == (JobState.RUNNING, None, None)
@@ -158,6 +171,36 @@ def test_a_record_tells_of_each_choice_of_the_job_and_no_others() -> None:
     assert (record.digest, record.request_id) == (b"x\x00y", "r")
     assert parse_record("r", [None] * len(RECORD_FIELDS), now_ms=0) is None
     assert len(set(RECORD_FIELDS)) == len(RECORD_FIELDS) == 20 + 2 * MAX_CHOICES
+
+
+JUNK = {b"junk", b"", b"1.5", b"-5", b"007", b"9" * 30, b"9" * 5000, None}
+
+
+@pytest.mark.parametrize(
+    ("names", "junk"),
+    [
+        (("attempt", "prompt_tokens", "cached_tokens", "submitted_ms", "choices"), JUNK),
+        (("next:0", "predicted", "fetched_tokens", "deaths", "deadline_ms", "end:0"), JUNK - {b"", None}),
+        (("owner", "entry", "worker", "worker_incarnation", "gateway"), {None, b"\xff"}),
+        (("state",), {b"", b"asleep", b"\xff"}),
+    ],
+)
+def test_a_record_that_is_not_as_we_write_it_is_none(names: tuple[str, ...], junk: set[bytes | None]) -> None:
+    for name in names:
+        for value in junk:
+            with pytest.raises(ValueError, match=r"^.{1,100}$"):
+                parse_record("r", [{**HASH, name: value}.get(each) for each in RECORD_FIELDS], now_ms=2000)
+
+
+def test_what_a_job_used_is_told_whatever_its_choices_add_up_to() -> None:
+    most = str(MOST_TOKENS).encode()
+    fields = {**HASH, "next:0": most, "next:1": most, "prompt_tokens": most, "cached_tokens": most}
+    fields["attempt"] = str(MOST_ATTEMPTS).encode()
+    record = parse_record("r", [fields.get(name) for name in RECORD_FIELDS], now_ms=2000)
+    assert record is not None
+    usage = usage_of(record)
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (MOST_TOKENS,) * 3
+    assert usage.attempts == MOST_ATTEMPTS
 
 
 ENTRY = Entry("1-0", "r")
@@ -184,7 +227,7 @@ def test_a_claim_tells_where_each_choice_goes_on() -> None:
         (b"1", (b"-1", None, None, None)),
         (b"2", (b"-1", None, None, None)),
         (b"2", (b"many", None, None, None)),
-        (b"2", (str(2**32 + 1).encode(), None, None, None)),
+        *((b"2", (junk, None, None, None)) for junk in (str(2**32).encode(), b"1.5", b"+1", b" 1", b"1_0", b"007")),
         (b"2", (b"1", b"1", None, None)),
         (b"1", (b"1", None, None, None)),
         (b"0", (b"1", b"1", b"1", b"1")),
@@ -193,7 +236,7 @@ def test_a_claim_tells_where_each_choice_goes_on() -> None:
 def test_a_claim_whose_choices_are_not_as_we_write_them_is_none(
     still_open: bytes, positions: tuple[bytes | None, ...]
 ) -> None:
-    with pytest.raises(ValueError, match=r"^(invalid literal|b'.*' is not 0 to|of its 2 choices)"):
+    with pytest.raises(ValueError, match=r"^(b'.*' is not 0 to|of its 2 choices)"):
         parse_claim(ENTRY, answer(2, still_open, *positions), now_ms=2000)
 
 
