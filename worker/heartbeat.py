@@ -17,7 +17,7 @@ from octavo.v1 import inference_pb2, job_pb2
 from worker.errors import LeaseLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from kvstore.client import Broker
     from worker.committer import Committer
@@ -102,19 +102,14 @@ class Heartbeat:
             await self._pause(draining)
 
     async def tend(self) -> None:
-        """Renews the model's card and ends jobs that nobody reads. Never returns."""
-        outage = Outage(logger, "upkeep of card and jobs")
+        """Renews the model's card and ends jobs that nobody reads, whether or not the other can be done. Never
+        returns."""
+        card, jobs = Outage(logger, "renewing the model's card"), Outage(logger, "ending jobs that nobody reads")
         card_due = 0.0
         while True:
-            try:
-                if time.monotonic() >= card_due:
-                    await self._registry.publish_model(self._card)
-                    card_due = time.monotonic() + CARD_S
-                await self._end_orphans()
-            except KvError as error:
-                outage.failed(error)
-            else:
-                outage.worked()
+            if time.monotonic() >= card_due and await _tried(card, self._registry.publish_model(self._card)):
+                card_due = time.monotonic() + CARD_S
+            await _tried(jobs, self._end_orphans())
             await asyncio.sleep(HEARTBEAT_S)
 
     async def audit(self) -> None:
@@ -190,3 +185,14 @@ class Heartbeat:
                     self._journal.read_by(request_id, job.gateway)
             else:
                 logger.info("ended %s: its gateway is gone", request_id)
+
+
+async def _tried(outage: Outage, work: Awaitable[None]) -> bool:
+    """Whether the broker has done it."""
+    try:
+        await work
+    except KvError as error:
+        outage.failed(error)
+        return False
+    outage.worked()
+    return True

@@ -7,9 +7,12 @@
 --
 -- Race closed: a card is never there in part, nor without a TTL, nor extended after another one took its place.
 -- allow-oom: on a full server, gateways would otherwise forget the models that they serve.
-if redis.call('HGET', KEYS[1], 'digest') ~= ARGV[2] then
+local digest = redis.pcall('HGET', KEYS[1], 'digest')
+if digest ~= ARGV[2] then
   if not ARGV[3] then
     return 0
+  elseif type(digest) == 'table' then
+    redis.call('DEL', KEYS[1]) -- of another type: not written by us
   end
   redis.call('HSET', KEYS[1], 'digest', ARGV[2], unpack(ARGV, 3))
 end

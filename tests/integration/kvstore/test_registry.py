@@ -252,6 +252,15 @@ async def test_hostile_cards_are_ignored(stage: Stage, broker: Broker, field: st
     assert broker.malformed == 1
 
 
+@pytest.mark.parametrize("junk", [("SET", "junk"), ("RPUSH", "junk")])
+async def test_what_stands_in_the_place_of_a_card_goes(stage: Stage, broker: Broker, junk: tuple[str, str]) -> None:
+    command, value = junk
+    await broker.call(command, broker.keys.model("fp"), value)
+    await stage.registry.publish_model(CARD)
+    assert await stage.registry.model("fp") == CARD
+    assert 0 < await broker.call("PTTL", broker.keys.model("fp")) <= 60_000
+
+
 async def test_a_look_whether_a_name_is_free_takes_nothing(stage: Stage, brief: Stage) -> None:
     await stage.registry.require_free("w0")
     assert await stage.registry.workers() == []
