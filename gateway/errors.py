@@ -144,7 +144,11 @@ _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] =
 _BROKER_WORDS: Final[tuple[tuple[type[kv.BrokerError], str], ...]] = (
     (kv.BrokerFull, "the broker's memory is full; try again later"),
     (kv.BrokerAuth, "the broker refuses access; whoever runs this must allow it"),
-    (kv.BrokerError, "the broker does not answer; try again"),
+    (kv.BrokerUnreachable, "the broker does not answer; try again"),
+    (
+        kv.BrokerError,
+        "the broker answers with an error, which the gateway's log has; whoever runs this must look there",
+    ),
 )
 
 _FAILURES: Final[dict[int, tuple[grpc.StatusCode, int | None]]] = {
@@ -172,6 +176,9 @@ def lookup(error: Exception) -> Status | None:
 
 def told(error: Exception) -> str:
     """What a client is told of an error that the table knows: its text, but of the broker nothing that names it."""
+    if isinstance(error, kv.BrokerWrongType):
+        which = f"key {error.keys[0]}" if error.keys else "a key, which it does not name,"
+        return f"in the broker {which} is of another type than is written there; whoever runs this must delete it"
     return next((words for kind, words in _BROKER_WORDS if isinstance(error, kind)), str(error))
 
 

@@ -29,7 +29,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-from kvstore.errors import BrokerTooOld, BrokerUnreachable, BrokerUrl
+from kvstore.errors import BrokerError, BrokerTooOld, BrokerUnreachable, BrokerUrl, BrokerWrongType
 from kvstore.keys import DEFAULT_NAMESPACE, Keys
 from kvstore.parts import Parts
 from kvstore.scripts import load_scripts
@@ -91,7 +91,10 @@ class Broker:
         ``options`` are for the client's parser of the reply.
         """
         name = str(command[0]).lower()
-        return await self._attempts(name, lambda: execute(self.commands, *command, **options), retry=retry)
+        try:
+            return await self._attempts(name, lambda: execute(self.commands, *command, **options), retry=retry)
+        except BrokerWrongType as error:
+            raise BrokerWrongType(str(error), self.keys.among(command)) from error
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Several idempotent commands in one round trip, not as a transaction.
@@ -113,7 +116,10 @@ class Broker:
             return replies
 
         replies = await self._attempts("pipeline", run, retry=True)
-        return [translate(reply) if isinstance(reply, RedisError) else reply for reply in replies]
+        return [
+            translate(reply, keys=self.keys.among(command)) if isinstance(reply, RedisError) else reply
+            for command, reply in zip(commands, replies, strict=True)
+        ]
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Runs ``lua/<name>.lua``, which must be idempotent: it is sent again after a lost reply."""
@@ -126,7 +132,10 @@ class Broker:
                 # A restarted or flushed server. EVAL loads it again for all later calls.
                 return await execute(self.commands, "EVAL", script.source, len(keys), *keys, *args)
 
-        return await self._attempts(name, run, retry=True)
+        try:
+            return await self._attempts(name, run, retry=True)
+        except BrokerWrongType as error:
+            raise BrokerWrongType(str(error), await self._of_another_type(keys)) from error
 
     def blocking(self) -> Redis:
         """A new client for blocking reads and subscriptions. The caller closes it (``await client.aclose()``)."""
@@ -136,6 +145,12 @@ class Broker:
         """Closes the connections. Idempotent."""
         self._closed = True
         await self.commands.aclose()
+
+    async def _of_another_type(self, keys: Sequence[str]) -> list[str]:
+        """Those which are not of the type that their names say."""
+        types = await self.pipeline([("TYPE", key) for key in keys])
+        known = [(key, told) for key, told in zip(keys, types, strict=True) if not isinstance(told, BrokerError)]
+        return [key for key, told in known if told.decode() not in ("none", self.keys.type_of(key))]
 
     async def _attempts(self, name: str, do: Callable[[], Awaitable[T]], *, retry: bool) -> T:
         failures, began = 0, time.perf_counter()

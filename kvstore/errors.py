@@ -7,6 +7,7 @@
     │   ├── BrokerUnreachable       no connection, no answer in time, or still loading; trying again may help
     │   ├── BrokerAuth              wrong password, or the user may not do this
     │   ├── BrokerTooOld            older than Redis 7.0
+    │   ├── BrokerWrongType         a key is of another type than we write: somebody else wrote it
     │   └── BrokerFull              maxmemory is reached: new work is refused, running work goes on
     ├── BrokerUrl                   what should name a broker is no URL of one
     ├── SubmitError                 the job was not accepted
@@ -28,7 +29,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class KvError(Exception):
@@ -49,6 +50,17 @@ class BrokerAuth(BrokerError):
 
 class BrokerTooOld(BrokerError):
     """The broker's version is below the floor."""
+
+
+class BrokerWrongType(BrokerError):
+    """A key is of another type than we write: somebody else wrote it. Nothing passes that needs it until it is deleted.
+
+    ``keys`` names it, where that is known; mostly there is one.
+    """
+
+    def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
+        super().__init__(f"{message} ({', '.join(keys)})" if keys else message)
+        self.keys = tuple(keys)
 
 
 class BrokerFull(BrokerError):

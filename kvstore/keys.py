@@ -16,7 +16,8 @@ name                            type                what
                                                     claimed_ms, deadline_ms (Redis clock, absent: none), choices,
                                                     began (tokens committed when its attempt began),
                                                     next:<choice> (next token index), end:<choice> (its finish, from
-                                                    the worker), open (choices not ended), charge (tokens charged to
+                                                    the worker), open (choices not ended: compared with
+                                                    their ends), charge (tokens charged to
                                                     the load), prefill (prompt tokens charged as not cached, until the
                                                     first delivery), prompt_tokens, predicted (cached tokens, by who
                                                     sent it where it is), cached_tokens, fetched_tokens (of
@@ -78,6 +79,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GROUP = "workers"
 """Consumer group of every worker's stream. Consumers are named by incarnation."""
@@ -85,6 +90,15 @@ GROUP = "workers"
 DEFAULT_NAMESPACE = "default"
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+_TYPES = {
+    **dict.fromkeys(("job", "worker", "orphaned", "ledger", "load", "model", "dead:jobs", "pages:sizes"), "hash"),
+    **dict.fromkeys(("jobs", "log", "routes"), "stream"),
+    **dict.fromkeys(("left", "suspect", "gateway", "page"), "string"),
+    **dict.fromkeys(("workers", "dead:times", "pages"), "zset"),
+    "held": "set",
+}
+"""By name, or by the first part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +116,15 @@ class Keys:
     def prefix(self) -> str:
         """What all names begin with, for scripts that must put names together."""
         return self._name("")
+
+    def among(self, command: Sequence[object]) -> list[str]:
+        """The names in a command."""
+        return [part for part in command if isinstance(part, str) and part.startswith(self.prefix)]
+
+    def type_of(self, name: str) -> str:
+        """Of what type a key of that name is, as Redis calls it."""
+        own = name.removeprefix(self.prefix)
+        return _TYPES.get(own) or _TYPES[own.split(":")[0]]
 
     def _name(self, *parts: str) -> str:
         return ":".join((f"{{octavo:{self.namespace}}}", *parts))

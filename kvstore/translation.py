@@ -22,10 +22,10 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachable
+from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachable, BrokerWrongType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from redis.asyncio import Redis
 
@@ -59,8 +59,8 @@ def translated(url: str) -> Iterator[None]:
         raise translate(error, url) from error
 
 
-def translate(error: RedisError, url: str = "") -> BrokerError:
-    """The one table from the client's exceptions to ours."""
+def translate(error: RedisError, url: str = "", keys: Sequence[str] = ()) -> BrokerError:
+    """The one table from the client's exceptions to ours. ``keys``: those of the command, where they are known."""
     where = f" at {shown_url(url)}" if url else ""
     text = str(error) or type(error).__name__
     if isinstance(error, _AUTH):
@@ -70,6 +70,8 @@ def translate(error: RedisError, url: str = "") -> BrokerError:
     # BUSY: somebody's script runs for seconds. It has no class of its own.
     if isinstance(error, _PASSING) or text.startswith("BUSY "):
         return BrokerUnreachable(f"broker{where} cannot be reached: {text}")
+    if text.startswith("WRONGTYPE "):
+        return BrokerWrongType(f"broker{where}: {text}", keys)
     return BrokerError(f"broker{where}: {text}")
 
 

@@ -8,6 +8,8 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 from gateway.errors import STARTING
+from octavo.v1.fleet_pb2 import GetQueuesRequest, ListWorkersRequest
+from octavo.v1.inference_pb2 import GetModelRequest
 from tests.integration.gateway.harness import (
     collect,
     failure,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvstore.client import Broker
+    from tests.integration.gateway.harness import Client
 
 Code = grpc.StatusCode
 
@@ -65,6 +68,23 @@ async def test_full_queues_are_refused_with_a_hint_when_to_come_back(worker: Scr
             await worker.answer(claim)
         for call in (*calls, again):
             assert tokens(await collect(call)) == [2, 3, 4]
+
+
+async def test_a_key_of_another_type_is_named(worker: ScriptedWorker, client: Client, broker: Broker) -> None:
+    await client.get_model(GetModelRequest())
+    keys = broker.keys
+    # Who the workers are is known for a while, so that a request would still find one.
+    for key, call in (
+        (keys.jobs("w0"), lambda: client.generate(request())),
+        (keys.workers, lambda: client.list_workers(ListWorkersRequest())),
+        (keys.workers, lambda: client.get_queues(GetQueuesRequest())),
+    ):
+        await broker.call("DEL", key)
+        await broker.call("SET", key, "junk")
+        expected = f"in the broker key {key} is of another type than is written there; whoever runs this must delete it"
+        assert await failure(call()) == (Code.UNAVAILABLE, expected)
+        await broker.call("DEL", key)
+        await worker.registry.renew(worker.info)
 
 
 async def test_more_streams_than_the_gateway_takes(worker: ScriptedWorker, broker: Broker) -> None:

@@ -38,6 +38,32 @@ TABLE = [
         Status(Code.UNAVAILABLE, "the broker does not answer; try again", 1000),
     ),
     (
+        kv.BrokerWrongType("broker at secret-host:6379: WRONGTYPE", ["{octavo:default}:workers"]),
+        Status(
+            Code.UNAVAILABLE,
+            "in the broker key {octavo:default}:workers is of another type than is written there; "
+            "whoever runs this must delete it",
+            1000,
+        ),
+    ),
+    (
+        kv.BrokerWrongType("broker at secret-host:6379: WRONGTYPE"),
+        Status(
+            Code.UNAVAILABLE,
+            "in the broker a key, which it does not name, is of another type than is written there; "
+            "whoever runs this must delete it",
+            1000,
+        ),
+    ),
+    (
+        kv.BrokerError("broker at secret-host:6379: ERR unknown command"),
+        Status(
+            Code.UNAVAILABLE,
+            "the broker answers with an error, which the gateway's log has; whoever runs this must look there",
+            1000,
+        ),
+    ),
+    (
         kv.BrokerAuth("user x"),
         Status(Code.UNAVAILABLE, "the broker refuses access; whoever runs this must allow it", 1000),
     ),

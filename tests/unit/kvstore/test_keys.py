@@ -37,6 +37,28 @@ def test_names() -> None:
     assert all(name.startswith(keys.prefix) for name in names)
 
 
+def test_types_are_those_of_the_table() -> None:
+    keys = Keys("ns")
+    types = {
+        "hash": [
+            keys.job("r"),
+            keys.worker("workers"),
+            keys.orphaned("w"),
+            keys.ledger,
+            keys.dead,
+            keys.load("w", "i"),
+        ],
+        "stream": [keys.jobs("job"), keys.log("r"), keys.routes],
+        "zset": [keys.workers, keys.dead_times, keys.pages],
+        "set": [keys.held("w", "i"), keys.held_replacement("w", "i", "r")],
+        "string": [keys.left("w", "i"), keys.suspect("w"), keys.gateway("i"), keys.page("f", "ab")],
+    }
+    types["hash"] += [keys.model("f"), keys.page_sizes]
+    for kind, names in types.items():
+        assert [keys.type_of(name) for name in names] == [kind] * len(names)
+    assert keys.among(["HGET", keys.ledger, "a", b"b", 1, keys.job("r")]) == [keys.ledger, keys.job("r")]
+
+
 @pytest.mark.parametrize("namespace", ["", "a:b", "a}b", "{a", "a b", "ä", "x" * 65, "a\n"])
 def test_namespaces_that_could_meet_others(namespace: str) -> None:
     with pytest.raises(ValueError, match="namespace"):
