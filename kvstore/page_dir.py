@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.block_hash import BlockHash
@@ -33,7 +34,6 @@ from kvstore.page_thread import DiskThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,17 @@ _FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 class PageFolderError(KvError):
     """The folder's database can't be used now."""
+
+
+def require_folder(path: str) -> Path:
+    """The folder of that name, which is made where it is not there. Raises PageFolderError where it can't be."""
+    try:
+        folder = Path(path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError) as error:  # the latter: nobody has that home
+        why = getattr(error, "strerror", None) or error
+        raise PageFolderError(f"--pages dir:{path}: that folder can't be made: {why}") from error
+    return folder
 
 
 class DirPages:

@@ -26,6 +26,7 @@ async def check(config: FleetConfig) -> None:
         except (KvError, ValueError) as error:
             raise click.ClickException(str(error)) from error
     check_ports(config)
+    check_pages(config.pages)
     check_kernels(config.kernels)
     from worker.options import SHARED
 
@@ -49,6 +50,19 @@ def check_ports(config: FleetConfig) -> None:
                 require_port(host, port, option)
             except PortError as error:
                 raise click.ClickException(str(error)) from error
+
+
+def check_pages(pages: str) -> None:
+    """A folder for pages must be there, or be made."""
+    kind, _, path = pages.partition(":")
+    if kind != "dir":
+        return
+    from kvstore.page_dir import PageFolderError, require_folder
+
+    try:
+        require_folder(path)
+    except PageFolderError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def check_kernels(level: str) -> None:

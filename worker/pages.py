@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvstore.page_dir import DirPages
+from kvstore.page_dir import DirPages, require_folder
 from kvstore.page_redis import RedisPages
 from kvstore.page_store import PageLimits
 from worker.errors import StoppedError
@@ -46,10 +45,11 @@ WARM_SHARE: Final = 0.25
 
 
 def open_store(config: PagesConfig, namespace: str) -> PageStore:
-    """The store that was asked for. Connects later. Raises BrokerUrl for what is no URL of a server."""
+    """The store that was asked for. Connects later. Raises BrokerUrl for what is no URL of a server, PageFolderError
+    for a folder that can't be made."""
     limits = PageLimits(config.budget, config.ttl)
     if config.folder:
-        return DirPages(Path(config.folder).expanduser(), limits)
+        return DirPages(require_folder(config.folder), limits)
     return RedisPages(config.redis, namespace, limits)
 
 

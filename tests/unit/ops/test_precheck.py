@@ -58,6 +58,17 @@ def test_what_can_be_seen_at_first_sight(arguments: tuple[str, ...], reason: str
     assert refused(*arguments) == reason
 
 
+def test_a_folder_for_pages_that_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in (
+        ("/proc/nope", "No such file or directory"),
+        (str(tmp_path / "file"), "File exists"),
+        (str(tmp_path / "file" / "below"), "Not a directory"),
+        ("~nobody-of-that-name/pages", "Could not determine home directory."),
+    ):
+        assert refused("--pages", f"dir:{path}") == f"--pages dir:{path}: that folder can't be made: {why}"
+
+
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert refused("--model", str(tmp_path)) == f"{tmp_path} has no config.json"
 

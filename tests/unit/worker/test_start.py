@@ -85,6 +85,11 @@ def test_what_is_no_url_of_a_broker(closed_port: int, folder: Path) -> None:
     assert told == "not a URL of a broker: redis://, rediss:// or unix://, host, port and database"
 
 
+def test_a_folder_for_pages_that_can_not_be_made(closed_port: int, folder: Path) -> None:
+    told = said(closed_port, "--model", str(folder), "--pages", "dir:/proc/nope")
+    assert told == "--pages dir:/proc/nope: that folder can't be made: No such file or directory"
+
+
 async def test_who_is_told_to_stop_while_the_model_is_loaded_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
