@@ -59,7 +59,8 @@ class Client:
     shuffles them. A request is given up, with its last error, when every gateway has failed in a row and nothing new
     has come for `patience_s` since the first of these failures. `accept_s` is the same for a request that no gateway
     has taken yet (None: `patience_s`). The job of a request that is given up ends, unless somebody else has asked for
-    it since: `on_farewell` hears its id, and whether a gateway could be told, before ``close`` returns.
+    it since: `on_farewell` hears its id, and whether a gateway could be told, before ``close`` returns. `on_trouble`
+    hears the last error once every gateway has failed in a row, when it begins to wait for them.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class Client:
         patience_s: float = PATIENCE_S,
         accept_s: float | None = None,
         on_farewell: Callable[[str, bool], None] | None = None,
+        on_trouble: Callable[[grpc.aio.AioRpcError], None] | None = None,
     ) -> None:
         if not targets:
             raise ValueError("a client needs at least one gateway")
         self._patience_s = patience_s
         self._accept_s = patience_s if accept_s is None else accept_s
         self._on_farewell = on_farewell
+        self._on_trouble = on_trouble
         self._channels = [grpc.aio.insecure_channel(target, options=OPTIONS) for target in targets]
         # The generated stubs are untyped: their calls are typed here.
         self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
@@ -153,6 +156,8 @@ class Client:
                     if asking.merged.over and not asking.merged.failed:
                         return  # all has come but the status
                     pause = asking.after(error, self._patience_s, self._accept_s)
+                    if self._on_trouble is not None and pause and asking.failures == len(self._stubs):
+                        self._on_trouble(error)
                 if pause and self._at == gateway:
                     self._at = (gateway + 1) % len(self._stubs)
                 await asyncio.sleep(pause)

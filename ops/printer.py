@@ -6,8 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ops.answer import plain
-from ops.console import emit, emit_json
+from ops.console import emit, emit_json, note
 
 if TYPE_CHECKING:
     from octavo.v1 import inference_pb2
@@ -45,6 +47,12 @@ class Printer:
                 emit(json.dumps(chunk_as_dict(chunk)))
             elif chunk.finish:
                 self._heading(chunk.choice)
+
+    def aside(self, line: str) -> None:
+        """A line for people, on stderr; on a terminal it does not go on behind the answer so far."""
+        if self._open_line and sys.stdout.isatty():
+            click.echo(err=True)
+        note(line)
 
     def end(self) -> None:
         """The answer is whole."""

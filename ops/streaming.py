@@ -14,6 +14,7 @@ import grpc.aio
 from gateway.client import PATIENCE_S, BrokenStream, Client
 from kvstore.ranges import Finite
 from ops import answer as answers
+from ops.client import describe
 from ops.config import DEFAULT_TARGET, option, targets_of
 from ops.printer import Printer
 
@@ -54,6 +55,10 @@ async def stream(ask: Ask, tell: Tell, answer: Answer, *, target: str, patience:
     """
     printer = Printer(answer, as_json=as_json)
     farewells: list[bool] = []
+
+    def trouble(error: grpc.aio.AioRpcError) -> None:
+        printer.aside(f"no gateway at {target} goes on ({describe(error)}); trying for {patience:g} s, see --patience")
+
     started = time.monotonic()
     try:
         try:
@@ -63,6 +68,7 @@ async def stream(ask: Ask, tell: Tell, answer: Answer, *, target: str, patience:
                     patience_s=patience,
                     accept_s=0.0,
                     on_farewell=lambda _, told: farewells.append(told),
+                    on_trouble=trouble,
                 ) as client,
                 aclosing(ask(client)) as responses,
             ):

@@ -107,13 +107,17 @@ def whole(up: Up) -> str:
 
 @pytest.mark.parametrize("gateways", [2, 1])
 def test_generate_goes_on_when_its_gateway_is_killed(two: Up, gateways: int) -> None:
-    """At the other one; where it knows no other, at the same one once that is back."""
+    """At the other one; where it knows no other, at the same one once that is back, which it says it waits for."""
     expected = whole(two)
     lives = sum("g0 is back" in line for line in two.said)
     asked = begun(two, *two.facts["targets"][:gateways])
     os.kill(pid_of(two, "g0"), signal.SIGKILL)
     rest, error = asked.communicate(timeout=60)
-    assert (asked.returncode, error) == (0, "")
+    assert asked.returncode == 0, error
+    if gateways == 1:
+        assert error.startswith(f"octavo: no gateway at {two.facts['targets'][0]} goes on (UNAVAILABLE: "), error
+        assert error.endswith("; trying for 60 s, see --patience\n"), error
+    assert error.count("\n") == 2 - gateways, error
     assert expected.endswith(rest)
     assert len(rest) == len(expected) - 1
     comes_back(two, "g0", lives + 1)

@@ -87,6 +87,22 @@ async def test_patience_ends_with_the_last_error() -> None:
     assert fleet.verbs[0][:2] == ["Generate", "Attach"]
 
 
+async def test_who_waits_for_gateways_is_told_so_once_in_a_row() -> None:
+    """Not while another one may go on at once."""
+    heard_of: list[str | None] = []
+
+    def hear(error: grpc.aio.AioRpcError) -> None:
+        heard_of.append(error.details())
+
+    async with running([[*HALF, Fail(UNAVAILABLE, "one")]], [[*REST]]) as fleet:
+        assert told(await heard(fleet, on_trouble=hear)) == WHOLE
+    assert heard_of == []
+    gone = [Fail(UNAVAILABLE, f"gone {number}") for number in range(3)]
+    async with running([[*HALF, gone[0]], [gone[2]]], [[gone[1]]]) as fleet:
+        await error_of(fleet, patience_s=0.3, on_trouble=hear)
+    assert heard_of == ["gone 1"]
+
+
 async def test_without_patience_each_gateway_is_asked_once() -> None:
     async with running([[Fail(UNAVAILABLE, "one")]], [[Fail(UNAVAILABLE, "two")]]) as fleet:
         assert (await error_of(fleet, accept_s=0.0)).details() == "two"

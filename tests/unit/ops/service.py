@@ -13,6 +13,7 @@ from ops import attach, generate, streaming
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    import grpc.aio
     import pytest
 
 
@@ -27,9 +28,15 @@ class Service:
         self.settings: dict[str, float] = {}
 
     def __call__(
-        self, targets: Sequence[str], *, on_farewell: Callable[[str, bool], None], **settings: float
+        self,
+        targets: Sequence[str],
+        *,
+        on_farewell: Callable[[str, bool], None],
+        on_trouble: Callable[[grpc.aio.AioRpcError], None],
+        **settings: float,
     ) -> Service:
-        self.targets, self.settings, self.on_farewell = list(targets), settings, on_farewell
+        self.targets, self.settings = list(targets), settings
+        self.on_farewell, self.on_trouble = on_farewell, on_trouble
         return self
 
     async def __aenter__(self) -> Service:

@@ -208,3 +208,16 @@ def test_nothing_is_printed_when_nothing_came(monkeypatch: pytest.MonkeyPatch, a
 def test_a_line_that_was_begun_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (None, LATE):
         assert run(monkeypatch, CutOff(error, BEGUN), "p").stdout == "Hi\n"
+
+
+def test_waiting_for_gateways_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Troubled(Service):
+        async def then(self) -> None:
+            nothing = grpc.aio.Metadata()
+            self.on_trouble(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "Socket closed"))
+
+    ran = run(monkeypatch, Troubled(*GREETING.responses), "p", "--target", "a:1", "--patience", "7")
+    assert (ran.exit_code, ran.stdout) == (0, "Hi there\n")
+    assert ran.stderr == (
+        "octavo: no gateway at a:1 goes on (UNAVAILABLE: Socket closed); trying for 7 s, see --patience\n"
+    )
