@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = on_both_servers
 
 STOP = inference_pb2.STOP
-JUNK = (b"junk", b"", b"1.5", b"-5", b"007", b"inf", b"nan", b"1e999", b"0x10", b"9" * 30, b"9" * 5000)
+JUNK = (b"junk", b"", b"1.5", b"-5", b"007", b"inf", b"nan", b"1e999", b"0x10", b"4294967296", b"9" * 30, b"9" * 5000)
 
 
 async def three(stage: Stage, *, n: int = 1) -> WorkerInfo:
