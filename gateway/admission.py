@@ -43,6 +43,8 @@ REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
 CALLER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ROLES: Final = ("system", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 1024
+MAX_TOOLS: Final = 128
+"""Of a chat, and calls of a message."""
 # As the protocol's float32 has it: what a client writes as 0.01 must pass.
 LEAST_REPETITION: Final = struct.unpack("f", struct.pack("f", MIN_REPETITION))[0]
 
@@ -168,6 +170,8 @@ def _check_input(request: inference_pb2.GenerateRequest) -> None:
         raise AdmissionError("token_ids", "empty", "must have at least 1 id")
     if given == "chat":
         _check_messages(request.chat.messages)
+        if len(request.chat.tools) > MAX_TOOLS:
+            raise AdmissionError("chat.tools", f"{len(request.chat.tools)} tools", f"must be at most {MAX_TOOLS}")
 
 
 def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
@@ -178,6 +182,9 @@ def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
         if message.role not in ROLES:
             limit = f"must be one of {', '.join(ROLES)}"
             raise AdmissionError(f"chat.messages[{index}].role", shown(message.role), limit)
+        if len(message.tool_calls) > MAX_TOOLS:
+            size = f"{len(message.tool_calls)} calls"
+            raise AdmissionError(f"chat.messages[{index}].tool_calls", size, f"must be at most {MAX_TOOLS}")
 
 
 def _check_output(request: inference_pb2.GenerateRequest) -> None:

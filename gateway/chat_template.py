@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
     from jinja2.runtime import Macro
 
-DEFAULT = "default"
+DEFAULT: Final = "default"
 """Of several named templates the one for chats without tools or documents."""
+WITH_TOOLS: Final = "tool_use"
+"""The one for chats with tools; where there is none, the default one."""
 
 
 class ChatTemplate:
@@ -37,21 +39,30 @@ class ChatTemplate:
         self._source = source
         self._specials = dict(specials)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt of these messages, with the opening of the answer. Raises whatever the template does, the first
-        time what is wrong with its text, and ValueError without messages or where none of several is the default."""
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+        """The prompt of these messages, with the opening of the answer. ``tools``: what the model may call. Raises
+        whatever the template does, the first time what is wrong with its text, and ValueError without messages or where
+        none of several is the default."""
         if not messages:
             raise ValueError("a chat has at least one message")
         given = [dict(message) for message in messages]
-        return self._compiled.render(
-            **self._specials, messages=given, tools=None, documents=None, add_generation_prompt=True
+        template = self._with_tools if tools else self._plain
+        return template.render(
+            **self._specials, messages=given, tools=list(tools) or None, documents=None, add_generation_prompt=True
         )
 
     @cached_property
-    def _compiled(self) -> Template:
-        source = self._source if isinstance(self._source, str) else self._source.get(DEFAULT)
-        if source is None:
-            raise ValueError(f"of the model's templates none is called {DEFAULT!r}: {sorted(self._source)}")
+    def takes_tools(self) -> bool:
+        """Whether it does anything with tools. Raises what is wrong with its text."""
+        tree = self._environment.parse(self._text(WITH_TOOLS))
+        return "tools" in meta.find_undeclared_variables(tree)
+
+    def says(self, text: str) -> bool:
+        """Whether the template for chats with tools has this text."""
+        return text in self._text(WITH_TOOLS)
+
+    @cached_property
+    def _environment(self) -> ImmutableSandboxedEnvironment:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
         )
@@ -62,7 +73,23 @@ class ChatTemplate:
             "dict": _Dict(),
             "namespace": _Namespace,
         }
-        return environment.from_string(source)
+        return environment
+
+    @cached_property
+    def _plain(self) -> Template:
+        return self._environment.from_string(self._text(DEFAULT))
+
+    @cached_property
+    def _with_tools(self) -> Template:
+        return self._environment.from_string(self._text(WITH_TOOLS))
+
+    def _text(self, name: str) -> str:
+        if isinstance(self._source, str):
+            return self._source
+        text = self._source.get(name, self._source.get(DEFAULT))
+        if text is None:
+            raise ValueError(f"of the model's templates none is called {DEFAULT!r}: {sorted(self._source)}")
+        return text
 
 
 class _Generation(Extension):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import grpc.aio
 
 from gateway import admission
+from gateway.chats import messages_of, tools_of
 from gateway.dispatch import Order
 from gateway.errors import Draining, JobNotFound, Overloaded, lookup
 from gateway.metrics import Call
@@ -205,7 +206,7 @@ class InferenceService:
             case "text":
                 return await self._tokenizers.text(served.tokenizer, request.text, served.context_length)
             case "chat":
-                messages = [(message.role, message.content) for message in request.chat.messages]
-                return await self._tokenizers.chat(served.tokenizer, messages, served.context_length)
+                messages, tools = messages_of(request.chat), tools_of(request.chat)
+                return await self._tokenizers.chat(served.tokenizer, messages, served.context_length, tools)
             case _:
                 return request.token_ids.ids  # not copied: it may be a million ids that will be refused

@@ -14,17 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.chats import masked
 from gateway.errors import AdmissionError
 from gateway.text_bound import bound_of
+from gateway.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeVar
 
     from tokenizers import Tokenizer
 
     from kvstore.registry import ModelCard
 
+    Message = Mapping[str, Any]
     T = TypeVar("T")
 
 SHORT: Final = 1024
@@ -59,6 +62,7 @@ class ModelTokenizer:
         self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
         template = _template(config.get("chat_template"))
         self._template = ChatTemplate(template, specials) if template else None
+        self.bytes = TokenBytes(self._fast)
         self._bos: int | None = self._fast.token_to_id(specials["bos_token"]) if "bos_token" in specials else None
         self._adds_bos = self._bos is not None and self._fast.encode("a").ids[:1] == [self._bos]
 
@@ -76,14 +80,29 @@ class ModelTokenizer:
             limit = f"must be at most {context_length * bound.per_token}, as {reason}; shorten it"
             raise AdmissionError(field, f"{len(data)} bytes", limit)
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]], context_length: int) -> list[int]:
-        """Token ids of (role, content) messages and the opening of the answer. Contents never give control tokens.
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these token ids, control tokens written out."""
+        text: str = self._fast.decode(ids, skip_special_tokens=False)
+        return text
 
-        Raises AdmissionError when the template refuses the messages or there is none, and as ``check_size``: for the
-        rendered prompt, because a template may leave out any part of what it is given.
+    def encode_chat(self, messages: Sequence[Message], context_length: int, tools: Sequence[Any] = ()) -> list[int]:
+        """Token ids of messages, as the template takes them (``gateway.chats``), and the opening of the answer. What
+        they and the tools say never gives control tokens.
+
+        Raises AdmissionError when the template refuses them or there is none, where it knows of no tools, and as
+        ``check_size``: for the rendered prompt, because a template may leave out any part of what it is given.
         """
-        masked, mark = self._mask(messages)
-        pieces = self._render(masked).split(mark)
+        if tools:
+            self.check_tools()
+        # Unguessable, so that no message has it. Ordinary prompts stay in one piece and encode as ever.
+        mark = f"\ue000{secrets.token_hex(8)}\ue000"
+
+        def mask(text: str) -> str:
+            return self._control.sub(rf"{mark}\g<0>{mark}", text)
+
+        # Roles are checked, and templates compare them.
+        safe = [{**masked(message, mask), "role": message["role"]} for message in messages]
+        pieces = self._render(safe, masked(tools, mask)).split(mark)
         self.check_size("chat.messages", "".join(pieces), context_length)
         ids: list[int] = []
         for index, piece in enumerate(pieces):
@@ -92,29 +111,36 @@ class ModelTokenizer:
             ids += _ids(tokenizer, piece, add_special_tokens=False)
         return [self._bos, *ids] if self._adds_bos and self._bos is not None and ids[:1] != [self._bos] else ids
 
+    def check_tools(self) -> None:
+        """Refuses, with AdmissionError, tools that the template would pass over."""
+        try:
+            takes = self._template is not None and self._template.takes_tools
+        except Exception:
+            takes = True  # what is wrong with its text is told by whoever renders it
+        if not takes:
+            raise AdmissionError("chat.tools", "set", "the model's chat template takes none; leave them out")
+
+    def template_says(self, text: str) -> bool:
+        """Whether the template for chats with tools has this text."""
+        return self._template is not None and self._template.says(text)
+
     def warm(self) -> None:
         """Compiles the template. Raises AdmissionError as ``encode_chat``."""
         self._render([{"role": "user", "content": "a"}])
 
-    def is_quick(self, messages: Sequence[tuple[str, str]]) -> bool:
+    def is_quick(self, messages: Sequence[Message]) -> bool:
         """Whether ``encode_chat`` takes no longer than a short prompt. Each control token in a message makes two pieces
         more."""
-        if len(messages) > FEW or sum(len(content) for _, content in messages) > SHORT:
+        contents = [str(message["content"]) for message in messages]
+        if len(messages) > FEW or sum(map(len, contents)) > SHORT or any("tool_calls" in each for each in messages):
             return False
-        return sum(len(self._control.findall(content)) for _, content in messages) <= FEW
+        return sum(len(self._control.findall(content)) for content in contents) <= FEW
 
-    def _mask(self, messages: Sequence[tuple[str, str]]) -> tuple[list[dict[str, str]], str]:
-        """The messages with each control token's text between two marks, and the mark: unguessable, so no message has
-        it. The rendered prompt of ordinary messages stays in one piece and encodes as ever."""
-        mark = f"\ue000{secrets.token_hex(8)}\ue000"
-        masked = [(role, self._control.sub(rf"{mark}\g<0>{mark}", content)) for role, content in messages]
-        return [{"role": role, "content": content} for role, content in masked], mark
-
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         if self._template is None:
             raise AdmissionError("chat", "set", "the model has no chat template; send text or token_ids")
         try:
-            return self._template.render(messages)
+            return self._template.render(messages, tools)
         except Exception as error:
             # The template is a program that came with the model; whatever it raises is about these messages.
             reason = str(error).strip() or type(error).__name__
@@ -150,12 +176,12 @@ class TokenizerPool:
         return await self._run(lambda: tokenizer.encode_text(text))
 
     async def chat(
-        self, tokenizer: ModelTokenizer, messages: Sequence[tuple[str, str]], context_length: int
+        self, tokenizer: ModelTokenizer, messages: Sequence[Message], context_length: int, tools: Sequence[Any] = ()
     ) -> list[int]:
         """As ``ModelTokenizer.encode_chat``."""
-        if tokenizer.is_quick(messages):
+        if not tools and tokenizer.is_quick(messages):
             return tokenizer.encode_chat(messages, context_length)
-        return await self._run(lambda: tokenizer.encode_chat(messages, context_length))
+        return await self._run(lambda: tokenizer.encode_chat(messages, context_length, tools))
 
     async def close(self) -> None:
         """Waits for what runs; drops what has not begun."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/inference.proto\x12\toctavo.v1\"\x8f\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.octavo.v1.Sampling\x12%\n\x08stopping\x18\x07 \x01(\x0b\x32\x13.octavo.v1.Stopping\x12\t\n\x01n\x18\x08 \x01(\r\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x10\n\x08\x64\x65tached\x18\r \x01(\x08\x12\x0e\n\x06\x63\x61ller\x18\x0e \x01(\tB\x07\n\x05inputB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"0\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\"\xb6\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x36\n\nlogit_bias\x18\t \x03(\x0b\x32\".octavo.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\x96\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xad\x02\n\x05\x43hunk\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\'\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x12\n\nstop_match\x18\x06 \x01(\t\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12*\n\x08logprobs\x18\x08 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x17\n\nstop_token\x18\n \x01(\rH\x00\x88\x01\x01\x12\x11\n\tabandoned\x18\x0b \x01(\x08\x42\r\n\x0b_stop_token\"X\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.octavo.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x9b\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x10.octavo.v1.Chunk\x12\x1f\n\x05route\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Route\x12\x1f\n\x05usage\x18\x04 \x01(\x0b\x32\x10.octavo.v1.Usage\x12\x0f\n\x07\x63hoices\x18\x05 \x01(\r\"\x8d\x01\n\x05Route\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\nprefill_ms\x18\x05 \x01(\x01\x12\x16\n\x0e\x66\x65tched_tokens\x18\x06 \x01(\r\"b\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\"\xa4\x01\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\x05\x61\x66ter\x18\x02 \x03(\x0b\x32#.octavo.v1.AttachRequest.AfterEntry\x12\r\n\x05watch\x18\x03 \x01(\x08\x12\x0e\n\x06\x63\x61ller\x18\x04 \x01(\t\x1a,\n\nAfterEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8a\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0f\n\x07workers\x18\x07 \x01(\r*]\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\t\n\x05\x45RROR\x10\x04\x32\x8e\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12\x41\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12\x38\n\x08GetModel\x12\x1a.octavo.v1.GetModelRequest\x1a\x10.octavo.v1.Modelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/inference.proto\x12\toctavo.v1\"\x8f\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.octavo.v1.Sampling\x12%\n\x08stopping\x18\x07 \x01(\x0b\x32\x13.octavo.v1.Stopping\x12\t\n\x01n\x18\x08 \x01(\r\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x10\n\x08\x64\x65tached\x18\r \x01(\x08\x12\x0e\n\x06\x63\x61ller\x18\x0e \x01(\tB\x07\n\x05inputB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"y\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\'\n\ntool_calls\x18\x03 \x03(\x0b\x32\x13.octavo.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"?\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x03(\t\"\xb6\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x36\n\nlogit_bias\x18\t \x03(\x0b\x32\".octavo.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\x96\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xad\x02\n\x05\x43hunk\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\'\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x12\n\nstop_match\x18\x06 \x01(\t\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12*\n\x08logprobs\x18\x08 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x17\n\nstop_token\x18\n \x01(\rH\x00\x88\x01\x01\x12\x11\n\tabandoned\x18\x0b \x01(\x08\x42\r\n\x0b_stop_token\"X\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.octavo.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x9b\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12 \n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x10.octavo.v1.Chunk\x12\x1f\n\x05route\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Route\x12\x1f\n\x05usage\x18\x04 \x01(\x0b\x32\x10.octavo.v1.Usage\x12\x0f\n\x07\x63hoices\x18\x05 \x01(\r\"\x8d\x01\n\x05Route\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\nprefill_ms\x18\x05 \x01(\x01\x12\x16\n\x0e\x66\x65tched_tokens\x18\x06 \x01(\r\"b\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\"\xa4\x01\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\x05\x61\x66ter\x18\x02 \x03(\x0b\x32#.octavo.v1.AttachRequest.AfterEntry\x12\r\n\x05watch\x18\x03 \x01(\x08\x12\x0e\n\x06\x63\x61ller\x18\x04 \x01(\t\x1a,\n\nAfterEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8a\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0f\n\x07workers\x18\x07 \x01(\r*]\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\t\n\x05\x45RROR\x10\x04\x32\x8e\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12\x41\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12\x38\n\x08GetModel\x12\x1a.octavo.v1.GetModelRequest\x1a\x10.octavo.v1.Modelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,46 +35,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_ATTACHREQUEST_AFTERENTRY']._loaded_options = None
   _globals['_ATTACHREQUEST_AFTERENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2435
-  _globals['_FINISHREASON']._serialized_end=2528
+  _globals['_FINISHREASON']._serialized_start=2584
+  _globals['_FINISHREASON']._serialized_end=2677
   _globals['_GENERATEREQUEST']._serialized_start=41
   _globals['_GENERATEREQUEST']._serialized_end=440
   _globals['_TOKENIDS']._serialized_start=442
   _globals['_TOKENIDS']._serialized_end=465
   _globals['_CHATMESSAGE']._serialized_start=467
-  _globals['_CHATMESSAGE']._serialized_end=511
-  _globals['_CHAT']._serialized_start=513
-  _globals['_CHAT']._serialized_end=561
-  _globals['_SAMPLING']._serialized_start=564
-  _globals['_SAMPLING']._serialized_end=1002
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=833
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=881
-  _globals['_STOPPING']._serialized_start=1005
-  _globals['_STOPPING']._serialized_end=1155
-  _globals['_CHUNK']._serialized_start=1158
-  _globals['_CHUNK']._serialized_end=1459
-  _globals['_TOKENLOGPROBS']._serialized_start=1461
-  _globals['_TOKENLOGPROBS']._serialized_end=1549
-  _globals['_TOKENLOGPROB']._serialized_start=1551
-  _globals['_TOKENLOGPROB']._serialized_end=1600
-  _globals['_GENERATERESPONSE']._serialized_start=1603
-  _globals['_GENERATERESPONSE']._serialized_end=1758
-  _globals['_ROUTE']._serialized_start=1761
-  _globals['_ROUTE']._serialized_end=1902
-  _globals['_USAGE']._serialized_start=1904
-  _globals['_USAGE']._serialized_end=2002
-  _globals['_ATTACHREQUEST']._serialized_start=2005
-  _globals['_ATTACHREQUEST']._serialized_end=2169
-  _globals['_ATTACHREQUEST_AFTERENTRY']._serialized_start=2125
-  _globals['_ATTACHREQUEST_AFTERENTRY']._serialized_end=2169
-  _globals['_CANCELREQUEST']._serialized_start=2171
-  _globals['_CANCELREQUEST']._serialized_end=2222
-  _globals['_CANCELRESPONSE']._serialized_start=2224
-  _globals['_CANCELRESPONSE']._serialized_end=2259
-  _globals['_GETMODELREQUEST']._serialized_start=2261
-  _globals['_GETMODELREQUEST']._serialized_end=2292
-  _globals['_MODEL']._serialized_start=2295
-  _globals['_MODEL']._serialized_end=2433
-  _globals['_INFERENCE']._serialized_start=2531
-  _globals['_INFERENCE']._serialized_end=2801
+  _globals['_CHATMESSAGE']._serialized_end=588
+  _globals['_TOOLCALL']._serialized_start=590
+  _globals['_TOOLCALL']._serialized_end=645
+  _globals['_CHAT']._serialized_start=647
+  _globals['_CHAT']._serialized_end=710
+  _globals['_SAMPLING']._serialized_start=713
+  _globals['_SAMPLING']._serialized_end=1151
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=982
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1030
+  _globals['_STOPPING']._serialized_start=1154
+  _globals['_STOPPING']._serialized_end=1304
+  _globals['_CHUNK']._serialized_start=1307
+  _globals['_CHUNK']._serialized_end=1608
+  _globals['_TOKENLOGPROBS']._serialized_start=1610
+  _globals['_TOKENLOGPROBS']._serialized_end=1698
+  _globals['_TOKENLOGPROB']._serialized_start=1700
+  _globals['_TOKENLOGPROB']._serialized_end=1749
+  _globals['_GENERATERESPONSE']._serialized_start=1752
+  _globals['_GENERATERESPONSE']._serialized_end=1907
+  _globals['_ROUTE']._serialized_start=1910
+  _globals['_ROUTE']._serialized_end=2051
+  _globals['_USAGE']._serialized_start=2053
+  _globals['_USAGE']._serialized_end=2151
+  _globals['_ATTACHREQUEST']._serialized_start=2154
+  _globals['_ATTACHREQUEST']._serialized_end=2318
+  _globals['_ATTACHREQUEST_AFTERENTRY']._serialized_start=2274
+  _globals['_ATTACHREQUEST_AFTERENTRY']._serialized_end=2318
+  _globals['_CANCELREQUEST']._serialized_start=2320
+  _globals['_CANCELREQUEST']._serialized_end=2371
+  _globals['_CANCELRESPONSE']._serialized_start=2373
+  _globals['_CANCELRESPONSE']._serialized_end=2408
+  _globals['_GETMODELREQUEST']._serialized_start=2410
+  _globals['_GETMODELREQUEST']._serialized_end=2441
+  _globals['_MODEL']._serialized_start=2444
+  _globals['_MODEL']._serialized_end=2582
+  _globals['_INFERENCE']._serialized_start=2680
+  _globals['_INFERENCE']._serialized_end=2950
 # @@protoc_insertion_point(module_scope)

@@ -84,6 +84,51 @@ def test_of_several_the_default_one_is_rendered() -> None:
         ChatTemplate({"tool_use": "x", "rag": "z"}, {}).render(MESSAGES)
 
 
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"é": 1}}}}
+]
+CALLED = [
+    {"role": "user", "content": "how is it?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+        ],
+    },
+    {"role": "tool", "content": "fine", "tool_call_id": "c", "name": "weather"},
+]
+WITH_TOOLS = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_call_id }}{{ m.name }}"
+    "{% for call in m.tool_calls %}<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}"
+    "</tool_call>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [WITH_TOOLS, {"default": "y", "tool_use": WITH_TOOLS}, {"default": WITH_TOOLS}])
+def test_tools_are_rendered_as_transformers_renders_them(template: str | dict[str, str]) -> None:
+    expected = reference(template).apply_chat_template(CALLED, TOOLS, tokenize=False, add_generation_prompt=True)
+    assert ChatTemplate(template, SPECIALS).render(CALLED, TOOLS) == expected
+    assert '"name": "weather"' in expected
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        (WITH_TOOLS, True),
+        (TEMPLATES["chatml"], False),
+        ("{% set tools = [] %}{{ tools }}", False),
+        ({"default": "x", "tool_use": WITH_TOOLS}, True),
+        ({"default": WITH_TOOLS, "tool_use": "x"}, False),
+    ],
+)
+def test_whether_a_template_does_anything_with_tools(template: str | dict[str, str], takes: bool) -> None:
+    read = ChatTemplate(template, SPECIALS)
+    assert read.takes_tools is takes
+    assert read.says("<tool_call>") is takes
+
+
 def test_a_chat_has_messages() -> None:
     with pytest.raises(ValueError, match="at least one message"):
         ChatTemplate("x", {}).render([])

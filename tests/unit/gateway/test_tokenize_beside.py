@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 LONG = "a book whose sheets are folded into eight leaves " * 10_000
 CONTEXT = len(LONG)
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def test_python_goes_on_while_a_prompt_is_tokenized(tokenizer: ModelTokenizer, n
     def work() -> None:
         nonlocal begun, ended, length
         begun = True
-        ids = tokenizer.encode_text(LONG) if how == "text" else tokenizer.encode_chat([("user", LONG)], CONTEXT)
+        ids = tokenizer.encode_text(LONG) if how == "text" else tokenizer.encode_chat([said("user", LONG)], CONTEXT)
         ended = True
         length = len(ids)
 
@@ -102,17 +106,17 @@ async def test_only_long_prompts_take_the_way_to_a_thread(tokenizer: ModelTokeni
             threads.append(threading.get_ident())
             return super().encode_text(text)
 
-        def encode_chat(self, messages: Sequence[tuple[str, str]], context_length: int) -> list[int]:
+        def encode_chat(self, messages: Sequence[Any], context_length: int, tools: Sequence[Any] = ()) -> list[int]:
             threads.append(threading.get_ident())
-            return super().encode_chat(messages, context_length)
+            return super().encode_chat(messages, context_length, tools)
 
     pool, seen = TokenizerPool(1), Seen()
     assert len(await pool.text(seen, LONG[:length], CONTEXT)) == length
-    assert len(await pool.chat(seen, [("user", LONG[: length - 1]), ("user", "a")], CONTEXT)) == length - 1
+    assert len(await pool.chat(seen, [said("user", LONG[: length - 1]), said("user", "a")], CONTEXT)) == length - 1
     assert [thread != threading.get_ident() for thread in threads] == [beside] * 2
-    await pool.chat(seen, [("user", "a")] * (FEW + 1), CONTEXT)
+    await pool.chat(seen, [said("user", "a")] * (FEW + 1), CONTEXT)
     assert threads[-1] != threading.get_ident()
     for control_tokens, aside in ((FEW, False), (FEW + 1, True)):  # each is tokenized by itself
-        await pool.chat(seen, [("user", "<s>" * control_tokens)], CONTEXT)
+        await pool.chat(seen, [said("user", "<s>" * control_tokens)], CONTEXT)
         assert (threads[-1] != threading.get_ident()) == aside
     await pool.close()

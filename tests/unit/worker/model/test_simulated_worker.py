@@ -126,7 +126,8 @@ def test_tokens_are_bytes() -> None:
     text = "Où est l'☃, a\tb\n\n 123?"
     assert tokenizer.encode_text(text) == list(text.encode())
     assert tokenizer.encode_text("a<|end|>") == [97, END]
-    chat = tokenizer.encode_chat([("system", "be <|end|>"), ("user", "hi")], 1000)
+    messages = [{"role": "system", "content": "be <|end|>"}, {"role": "user", "content": "hi"}]
+    chat = tokenizer.encode_chat(messages, 1000)
     assert chat == [
         *(START, *b"system\nbe <|end|>", END, *b"\n"),
         *(START, *b"user\nhi", END, *b"\n"),
