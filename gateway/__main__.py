@@ -25,6 +25,12 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 @click.option("--host", default=DEFAULTS.host, help="Address to listen on; plaintext, so keep it private.")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=DEFAULTS.grpc_port, help="0: any free port.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=DEFAULTS.metrics_port, help="0: any free port.")
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULTS.http_port,
+    help="OpenAI's HTTP API; 0: any free port. Default: none.",
+)
 @click.option("--max-queue", type=click.IntRange(1), default=DEFAULTS.max_queue, help="Unfinished jobs of one worker.")
 @click.option(
     "--policy",
@@ -51,7 +57,7 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 )
 @click.option("--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts.")
 def command(**options: object) -> None:
-    """Serve gRPC on behalf of a fleet of workers.
+    """Serve gRPC, and HTTP with --http-port, on behalf of a fleet of workers.
 
     Prints one line when it serves: "ready" and a JSON object with the addresses. Logs go to stderr. Every option is
     also read from OCTAVO_<NAME>.

@@ -16,6 +16,10 @@ MAX_MESSAGE_BYTES = 2 * MAX_REQUEST_BYTES
 """Largest message that is received at all: gRPC itself refuses a bigger one, with RESOURCE_EXHAUSTED and words of its
 own."""
 
+MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES
+"""Largest body of an HTTP request: JSON takes up to seven bytes for a token id that the request message has in
+three."""
+
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """Largest response message, and gRPC's default for what a client takes. Ours stay below: a response carries at most
 ``gateway.stream.MAX_BATCH`` chunks of some hundred bytes. One chunk of a call may be larger: the log-probabilities of a
@@ -26,7 +30,8 @@ prompt take up to 1.5 MB (``gateway.admission.MAX_PROMPT_LOGPROBS``)."""
 class GatewayConfig:
     """Settings of a gateway.
 
-    `grpc_port` and `metrics_port` 0 let the system choose; the `ready` line tells the result. `max_queue` bounds the
+    `grpc_port`, `metrics_port` and `http_port` 0 let the system choose; the `ready` line tells the result. Without an
+    `http_port` there is no HTTP. `max_queue` bounds the
     jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `policy` says how workers
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
     the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
@@ -39,6 +44,7 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     metrics_port: int = 0
+    http_port: int | None = None
     max_queue: int = 64
     policy: str = "prefix"
     pages: str = "none"

@@ -25,6 +25,7 @@ class Health:
         self.servicer = health.aio.HealthServicer()
         self._lease_held = True
         self._served = False
+        self._stopped = False
 
     async def begin(self) -> None:
         """The gateway answers calls from now on."""
@@ -40,15 +41,21 @@ class Health:
         self._served = served
         await self._tell()
 
+    @property
+    def serves(self) -> bool:
+        """Whether answers can be had: what is told of `octavo.v1.Inference`."""
+        return self._lease_held and self._served and not self._stopped
+
     async def stop(self) -> None:
         """Nothing is served from now on, whatever is learnt later."""
+        self._stopped = True
         await self.servicer.enter_graceful_shutdown()
 
     async def _tell(self) -> None:
         for name, serving in (
             (PROCESS, True),
             (fleet.NAME, self._lease_held),
-            (service.NAME, self._lease_held and self._served),
+            (service.NAME, self.serves),
         ):
             status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
             await self.servicer.set(name, status)

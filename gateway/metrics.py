@@ -92,6 +92,12 @@ class Metrics:
         self.resubmitted = Counter(
             "octavo_resubmitted", "Submissions of jobs that the broker had lost.", registry=self.registry
         )
+        self.http_responses = Counter(
+            "octavo_http_responses",
+            "Answers to HTTP requests that have begun.",
+            ("path", "status"),
+            registry=self.registry,
+        )
         self.streams = Gauge("octavo_streams", "Generate and Attach calls that are open.", registry=self.registry)
         self.parts = Parts(*CALL_PARTS)
         self.registry.register(PartsCollector("octavo_part_seconds", "Parts of calls that stream.", "part", self.parts))

@@ -85,6 +85,10 @@ class Models:
         workers = workers or choose(await self._read(), name, self._known)
         return Served(workers[0].model, await self._load(workers), workers)
 
+    async def names(self) -> list[str]:
+        """Of the models that ready workers serve, in order. Raises BrokerError."""
+        return sorted({worker.model for worker in await self._read() if worker.state == READY})
+
     async def refresh(self) -> bool:
         """Loads the tokenizers of models that have appeared, so that no caller waits for it. Whether anything is
         served: a worker is ready, and its tokenizer loaded."""

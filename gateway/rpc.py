@@ -7,7 +7,7 @@ does not parse answers UNKNOWN with a Python error in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,12 +23,29 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import ServiceDescriptor
 
-    Context = grpc.aio.ServicerContext[Any, Any]
-
 Request = TypeVar("Request", bound=Message)
 
 MAX_DETAILS: Final = 1024
 """Characters of a status message. It travels in a header, and clients refuse headers above 8 KiB."""
+
+
+class Context(Protocol):
+    """What a call's way to its client is for us: gRPC's, or that of a call that came by HTTP (``gateway.http``)."""
+
+    async def write(self, message: Any, /) -> None:
+        """Sends a response; waits while the client reads too slowly."""
+
+    async def send_initial_metadata(self, metadata: Any, /) -> None:
+        """Once, before the first response."""
+
+    def invocation_metadata(self) -> Any:
+        """Pairs of name, in lower case, and value."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None: it has none."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any, /) -> NoReturn:
+        """Ends the call. Raises in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +65,13 @@ def service_handler(service: ServiceDescriptor, methods: dict[str, Method]) -> g
     for name, method in methods.items():
         streaming = service.methods_by_name[name].server_streaming
         make = grpc.unary_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler
-        handlers[name] = make(_guarded(method), response_serializer=_serialize)
+        handlers[name] = make(guarded(method), response_serializer=_serialize)
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _guarded(method: Method) -> Callable[[bytes, Context], Awaitable[Message | None]]:
+def guarded(method: Method) -> Callable[[bytes, Context], Awaitable[Message | None]]:
+    """The method as it is called from outside, with a request's bytes; a failure ends the call with its status."""
+
     async def handle(data: bytes, context: Context) -> Message | None:
         try:
             return await method.call(parse(method.request, data), context)

@@ -39,6 +39,7 @@ from kvstore.registry import HEARTBEAT_S, Registry, new_incarnation
 
 if TYPE_CHECKING:
     from gateway.config import GatewayConfig
+    from gateway.http.server import HttpServer
     from kvstore.client import Broker
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class Ready:
 
     grpc: str
     metrics: str
+    http: str | None
+    """None: there is no HTTP."""
     incarnation: str
 
 
@@ -80,6 +83,7 @@ class Gateway:
         self._health = Health()
         self._pages: Stored | None = None
         self._server = grpc.aio.server(options=OPTIONS)
+        self._http: HttpServer | None = None
         self.metrics = Metrics()
 
     async def start(self) -> Ready:
@@ -88,6 +92,8 @@ class Gateway:
         config = self._config
         require_port(config.host, config.grpc_port, "--grpc-port")
         require_port(config.host, config.metrics_port, "--metrics-port")
+        if config.http_port is not None:
+            require_port(config.host, config.http_port, "--http-port")
         store = open_store(config.pages, config.pages_redis, config.redis, config.namespace, config.pages_ttl)
         try:
             if store is not None:
@@ -101,11 +107,12 @@ class Gateway:
             port = self._server.add_insecure_port(address(config.host, config.grpc_port))
             self._stack.push_async_callback(self._server.stop, None)
             await self._server.start()
+            http = await self._start_http()
             await self._health.begin()
         except BaseException:
             await self._stack.aclose()
             raise
-        return Ready(address(config.host, port), metrics, self.incarnation)
+        return Ready(address(config.host, port), metrics, http, self.incarnation)
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Drains: NOT_SERVING and no new calls at once; streams go on for the grace time, or until `hurry` is set;
@@ -119,6 +126,8 @@ class Gateway:
         await self._relay.close()
         await asyncio.wait((drained,), timeout=CUT_S)
         drained.cancel()
+        if self._http is not None:
+            await self._http.stop(CUT_S)
         await self._server.stop(None)
         await self._tasks.drain(CUT_S)
         await self._loops.cancel()  # first, or the lease would be renewed after it was given back
@@ -131,6 +140,23 @@ class Gateway:
                     await self._registry.leave_gateway(self.incarnation)
         await self._stack.aclose()
 
+    async def _start_http(self) -> str | None:
+        if self._config.http_port is None:
+            return None
+        # Who serves no HTTP does without what that takes: half a second, and tens of megabytes.
+        from gateway.http.server import HttpServer
+
+        http = HttpServer(
+            service=self._inference,
+            models=self._models,
+            tokenizers=self._tokenizers,
+            metrics=self.metrics,
+            serves=lambda: self._health.serves,
+        )
+        told = await http.start(self._config.host, self._config.http_port)
+        self._http = http
+        return told
+
     async def _assemble(self, broker: Broker) -> None:
         """Makes all parts, starts those that run, and registers their services."""
         config, incarnation = self._config, self.incarnation
@@ -138,10 +164,10 @@ class Gateway:
         self._registry = registry = Registry(broker)
         self._relay = relay = Relay(broker, jobs, incarnation)
         self._stack.push_async_callback(relay.close)
-        tokenizers = TokenizerPool(config.tokenizer_threads)
+        self._tokenizers = tokenizers = TokenizerPool(config.tokenizer_threads)
         self._stack.push_async_callback(tokenizers.close)
         self._stack.push_async_callback(self._tasks.cancel)
-        models = Models(registry, tokenizers, self._tasks)
+        self._models = models = Models(registry, tokenizers, self._tasks)
         placing = Placing(
             *(registry, PrefixIndex(broker)),
             max_queue=config.max_queue,

@@ -32,6 +32,8 @@ class FleetConfig:
     """Of the first gateway; the others take the next ones. 0: any free ones."""
     metrics_port: int = 0
     """Of the first process, gateways before workers; the others take the next ones. 0: any free ones."""
+    http_port: int | None = None
+    """Of the first gateway; the others take the next ones. 0: any free ones; None: no HTTP."""
     policy: str = "prefix"
     """How gateways choose workers."""
     redis: str = ""
@@ -74,14 +76,18 @@ class FleetConfig:
         """Threads of each worker on a machine of `cores` cores."""
         return self.threads if self.threads is not None else max(1, cores // self.workers)
 
-    def gateway_arguments(self, index: int, grpc_port: int | None = None) -> list[str]:
-        """For `python -m`; `grpc_port` overrides the configured one (a gateway that comes back keeps its port)."""
+    def gateway_arguments(self, index: int, grpc_port: int | None = None, http_port: int | None = None) -> list[str]:
+        """For `python -m`; the ports override the configured ones (a gateway that comes back keeps its own)."""
         port = _nth(self.grpc_port, index) if grpc_port is None else grpc_port
+        http = http_port
+        if http is None and self.http_port is not None:
+            http = _nth(self.http_port, index)
         return [
             "gateway",
             *("--namespace", self.namespace),
             *("--grpc-port", str(port)),
             *("--metrics-port", str(_nth(self.metrics_port, index))),
+            *(("--http-port", str(http)) if http is not None else ()),
             *("--policy", self.policy),
             *(("--pages", self.pages) if self.pages != "none" else ()),
             *(("--pages-ttl", str(self.pages_ttl)) if self.pages_ttl is not None else ()),
@@ -160,6 +166,12 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
         option("--gateways", type=positive, default=1, help="Gateways to start."),
         option("--grpc-port", type=port, default=grpc_port, help="Of the first gateway; others follow. 0: any free."),
         option("--metrics-port", type=port, default=0, help="Of the first process; others follow. 0: any free ones."),
+        option(
+            "--http-port",
+            type=port,
+            default=None,
+            help="Of the first gateway, for OpenAI's API; others follow. 0: any free.",
+        ),
         option("--policy", type=click.Choice(POLICIES), default="prefix", help="How gateways choose workers."),
         option("--redis", default="", help="URL of a Redis 7 or Valkey 8 server. Default: an embedded one."),
         option("--namespace", default="default", help="The fleet's name within one Redis."),

@@ -197,8 +197,11 @@ class Fleet:
             self.workers.append(Member(worker, config.worker_arguments(index, cores), environment, self._sink))
         members = [*self.gateways, *self.workers]
         await all_or_first_error(member.start(config.start_timeout) for member in members)
-        for index, (member, target) in enumerate(zip(self.gateways, self.targets, strict=True)):
-            member.arguments = config.gateway_arguments(index, grpc_port=int(target.rpartition(":")[2]))
+        for index, member in enumerate(self.gateways):
+            http = member.child.ready.get("http")
+            member.arguments = config.gateway_arguments(
+                index, port_of(member.child.ready["grpc"]), None if http is None else port_of(http)
+            )
         self._keepers = [asyncio.create_task(member.keep(config.start_timeout, self._note)) for member in members]
         if self._broker is not None:
             self._keepers.append(asyncio.create_task(self._watch_broker(self._broker.pid)))
@@ -235,6 +238,11 @@ class Fleet:
             return
         if not await member.child.stop(self.config.grace + STOP_MARGIN_S):
             self._note(f"{member.name} did not end in time and was killed")
+
+
+def port_of(address: str) -> int:
+    """The port of HOST:PORT."""
+    return int(address.rpartition(":")[2])
 
 
 def is_alive(pid: int) -> bool:

@@ -41,6 +41,7 @@ def check_ports(config: FleetConfig) -> None:
     host = os.environ.get("OCTAVO_HOST") or "127.0.0.1"
     for first, count, option in (
         (config.grpc_port, config.gateways, "--grpc-port"),
+        (config.http_port or 0, config.gateways, "--http-port"),
         (config.metrics_port, config.gateways + config.workers, "--metrics-port"),
     ):
         if first + count - 1 > 65535:

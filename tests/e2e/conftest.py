@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Up]:
-    """Two gateways and two workers on the real model, for tests that leave the fleet as they found it."""
-    up = Up.start("--gateways", "2", "--workers", "2", "--grace", "5")
+    """Two gateways, with HTTP, and two workers on the real model, for tests that leave the fleet as they found it."""
+    up = Up.start("--gateways", "2", "--workers", "2", "--http-port", "0", "--grace", "5")
     try:
         yield up.until_ready()
     finally:

@@ -69,6 +69,13 @@ def test_the_readmes_examples_answer_what_it_shows(fleet: Up) -> None:
         assert octavo(*arguments, "--target", fleet.target).stdout == shown + "\n"
 
 
+def test_the_readmes_curl_is_answered(fleet: Up) -> None:
+    (command,) = re.findall(r"^\$ (curl .+)$", README, re.MULTILINE)
+    command = command.replace("127.0.0.1:8000", fleet.facts["gateways"][0]["http"])
+    ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert "Paris" in json.loads(ran.stdout)["choices"][0]["message"]["content"]
+
+
 def test_the_readmes_programs_run(fleet: Up) -> None:
     """Against this fleet, where they name gateways."""
     programs = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -76,6 +83,7 @@ def test_the_readmes_programs_run(fleet: Up) -> None:
     for program in programs:
         for port, target in zip(("50051", "50052"), fleet.facts["targets"], strict=True):
             program = program.replace(f"127.0.0.1:{port}", target)
+        program = program.replace("127.0.0.1:8000", fleet.facts["gateways"][0]["http"])
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert (ran.returncode, ran.stderr) == (0, ""), program
         assert ran.stdout.strip(), program

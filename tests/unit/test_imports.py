@@ -162,7 +162,7 @@ def test_the_gateway_imports_no_model_library() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("gateway.__main__", {"torch", "worker"}),
+        ("gateway.__main__", {"torch", "worker", "fastapi", "starlette", "uvicorn"}),
         ("ops.cli", {"torch", "grpc", "matplotlib", "gateway", "worker", "kvstore"}),
         ("ops.show", {"torch", "matplotlib", "gateway", "worker"}),
         ("ops.up", {"torch", "transformers", "matplotlib", "gateway"}),

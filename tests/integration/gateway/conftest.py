@@ -9,6 +9,7 @@ import pytest
 from kvstore.embedded import find_server
 from octavo.v1.inference_pb2 import GetModelRequest
 from tests.integration.gateway.harness import Client, running_gateway
+from tests.integration.gateway.http_client import HttpClient
 from tests.integration.gateway.scripted import ScriptedWorker
 
 if TYPE_CHECKING:
@@ -53,3 +54,12 @@ def gateway(stage: tuple[Gateway, Client]) -> Gateway:
 def client(stage: tuple[Gateway, Client]) -> Client:
     """The client of the stage."""
     return stage[1]
+
+
+@pytest.fixture
+async def http(broker: Broker, worker: ScriptedWorker) -> AsyncIterator[HttpClient]:
+    """A client by HTTP of a gateway that knows the worker."""
+    async with running_gateway(broker, http_port=0) as (gateway, ready, client):
+        await client.get_model(GetModelRequest())
+        async with HttpClient(gateway, ready) as http:
+            yield http

@@ -85,7 +85,8 @@ async def serving(client: Client) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_streams_finish(broker: Broker, worker: ScriptedWorker, number: signal.Signals) -> None:
     async with running(broker, "--grace", "10") as (gateway, client):
-        assert set(gateway.ready) == {"grpc", "metrics", "incarnation"}
+        assert set(gateway.ready) == {"grpc", "metrics", "http", "incarnation"}
+        assert gateway.ready["http"] is None
         assert await serving(client) == health_pb2.HealthCheckResponse.SERVING
         call = client.generate(request("r1"))
         (claim,) = await worker.claim()
@@ -208,6 +209,7 @@ async def test_a_start_that_fails_says_why(broker: Broker) -> None:
             # Told before a broker that does not answer is waited for.
             ("--redis", f"redis://127.0.0.1:{port}/0", "--grpc-port", port),
             ("--redis", f"redis://127.0.0.1:{port}/0", "--metrics-port", port),
+            ("--redis", f"redis://127.0.0.1:{port}/0", "--http-port", port),
             ("--redis", url, "--host", "192.0.2.1"),
             ("--redis", url.replace("redis://", "redis://:secret@")),
             ("--redis", "nonsense"),
@@ -220,6 +222,7 @@ async def test_a_start_that_fails_says_why(broker: Broker) -> None:
         (
             f"{taken_by} --grpc-port, or any free one with --grpc-port 0",
             f"{taken_by} --metrics-port, or any free one with --metrics-port 0",
+            f"{taken_by} --http-port, or any free one with --http-port 0",
             "Error: cannot listen on 192.0.2.1:0: Cannot assign requested address; see --host and --grpc-port",
             f"Error: broker at {url} refused access",
             "Error: not a URL",

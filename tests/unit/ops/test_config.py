@@ -67,6 +67,14 @@ def test_ports_count_up_from_their_base() -> None:
     assert [each["--metrics-port"] for each in (*gateways, *workers)] == ["9100", "9101", "9102", "9103"]
 
 
+def test_http_has_ports_where_it_is_asked_for() -> None:
+    config = FleetConfig(gateways=2, http_port=8000)
+    assert [flags(config.gateway_arguments(index))["--http-port"] for index in range(2)] == ["8000", "8001"]
+    assert flags(config.gateway_arguments(1, 50052, 4711))["--http-port"] == "4711"
+    assert [flags(FleetConfig(gateways=2, http_port=0).gateway_arguments(1))["--http-port"]] == ["0"]
+    assert "--http-port" not in flags(FleetConfig().gateway_arguments(0))
+
+
 def test_cores_are_shared_out() -> None:
     assert [FleetConfig(workers=n).threads_per_worker(cores=8) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
     assert FleetConfig(workers=4, threads=3).threads_per_worker(cores=2) == 3
@@ -90,6 +98,7 @@ def test_what_the_fleet_passes_on_is_known_to_its_processes() -> None:
         step_tokens=32,
         chunk_tokens=16,
         threads=1,
+        http_port=0,
     )
     for command, arguments in (
         (gateway_command, config.gateway_arguments(0)),

@@ -49,6 +49,10 @@ def refused(*arguments: str) -> str:
             "not a URL of a broker: redis://, rediss:// or unix://, host, port and database",
         ),
         (("--metrics-port", "65535"), "Invalid value for --metrics-port: 2 ports from 65535 on end beyond 65535"),
+        (
+            ("--http-port", "65535", "--gateways", "2"),
+            "Invalid value for --http-port: 2 ports from 65535 on end beyond 65535",
+        ),
         (("--model", "simulated:0,1"), "model 'simulated:0,1': PREFILL_TOK_S must be above 0, times 0 ms or more"),
         (("--model", "simulated", "--device", "cuda"), NO_WEIGHTS),
         (("--model", "simulated", "--dtype", "float32"), NO_WEIGHTS),
@@ -95,7 +99,7 @@ def test_a_port_that_is_taken_of_any_process() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for option in ("--grpc-port", "--metrics-port"):
+        for option in ("--grpc-port", "--metrics-port", "--http-port"):
             assert refused(option, str(port)) == (
                 f"cannot listen on 127.0.0.1:{port}: Address already in use; "
                 f"choose another port with {option}, or any free one with {option} 0"

@@ -1,0 +1,118 @@
+"""uvicorn's HTTP/1.1 over httptools, with the bounds that it lacks: of heads, of their senders' patience, of
+connections, and of what comes behind an answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.http.problems import Problem
+
+if TYPE_CHECKING:
+    import asyncio
+
+MAX_HEAD: Final = 64 * 1024
+"""Bytes of a request's first line and headers, nearly: what a last read brings beyond is taken."""
+HEAD_S: Final = 10.0
+"""How long these may take to come, from the connection's or the request's first byte on."""
+MAX_BEHIND: Final = 64 * 2**20
+"""Bytes of a body that are still taken, and thrown away, once it was refused: who is cut off while it sends may not see
+why."""
+BEHIND_S: Final = 10.0
+"""How long that may take."""
+MAX_CONNECTIONS: Final = 4096
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _head = 0
+    """Bytes of the present head."""
+    _in_head = True
+    _in_body = False
+    _requests = 0
+    """That have come whole."""
+    _behind = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(Problem(503, "too many connections; try again later", "server_error"))
+        else:
+            self._wait(HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """It has sent something."""
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._timer is None:
+            self._wait(HEAD_S)
+        before = self._requests
+        super().data_received(data)
+        if self._in_head and self._requests == before:
+            self._head += len(data)
+            if self._head > MAX_HEAD:
+                self._refuse(Problem(431, f"the headers are too large: must have at most {MAX_HEAD} bytes"))
+
+    def on_headers_complete(self) -> None:
+        """A head is whole."""
+        self._stop_waiting()
+        self._in_head, self._in_body = False, True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._behind += len(body)
+            if self._behind > MAX_BEHIND:
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        self._stop_waiting()
+        self._requests += 1
+        self._head, self._in_head, self._in_body = 0, True, False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is whole. Its request may not be."""
+        super().on_response_complete()
+        if self._in_body:
+            self._wait(BEHIND_S)
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        self._refuse(Problem(400, msg))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answers without a request, and hangs up."""
+        self._stop_waiting()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # in the middle of another answer
+            return
+        body = problem.body()
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
+        self.transport.close()
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._too_late)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self.transport.close()

@@ -1,0 +1,104 @@
+"""Calls of tools in a model's text, as Hermes and Qwen write them::
+
+    <tool_call>
+    {"name": "weather", "arguments": {"city": "Paris"}}
+    </tool_call>
+
+Pure. Text comes in pieces; what surely is no call goes out at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPENING: Final = "<tool_call>"
+CLOSING: Final = "</tool_call>"
+OTHER_WAY: Final = "<function="
+"""What a template says whose model writes calls between the same marks, but not in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call: which function, and with what (a JSON object, as text)."""
+
+    name: str
+    arguments: str
+
+
+class CallReader:
+    """Takes the calls out of one answer's text. ``read`` pieces of it, then ``end``; nothing of the text is lost: what
+    is no call is text, marks and all."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._gap = ""
+        """White space that is layout if a call follows, and text if text does."""
+        self._called = False
+
+    def read(self, text: str) -> list[str | ToolCall]:
+        """Texts and calls in their order, as far as they are certain."""
+        self._held += text
+        return list(self._certain())
+
+    def end(self) -> list[str | ToolCall]:
+        """What is left. A call that was cut off before its closing mark counts, if it is whole."""
+        found = list(self._certain())
+        rest, self._held = self._held, ""
+        call = call_of(rest.removeprefix(OPENING)) if rest.startswith(OPENING) else None
+        found += self._call(call) if call else self._text(rest)
+        if self._gap and not self._called:
+            found.append(self._gap)
+        return found
+
+    def _certain(self) -> Iterator[str | ToolCall]:
+        while self._held:
+            if not self._held.startswith(OPENING):
+                size = self._held.find(OPENING)
+                certain = size if size >= 0 else len(self._held) - _begun(self._held)
+                text, self._held = self._held[:certain], self._held[certain:]
+                yield from self._text(text)
+                if size < 0:
+                    return
+            body, closing, rest = self._held.removeprefix(OPENING).partition(CLOSING)
+            if not closing:
+                return
+            self._held = rest
+            call = call_of(body)
+            yield from self._call(call) if call else self._text(f"{OPENING}{body}{CLOSING}")
+
+    def _call(self, call: ToolCall) -> Iterator[str | ToolCall]:
+        self._gap, self._called = "", True
+        yield call
+
+    def _text(self, text: str) -> Iterator[str | ToolCall]:
+        text = self._gap + text
+        said = text.rstrip()
+        self._gap = text[len(said) :]
+        if said:
+            yield said
+
+
+def call_of(body: str) -> ToolCall | None:
+    """The call that stands between the marks; None: it is none."""
+    try:
+        value: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    # Llama's word for the same thing, which models of several trainings mix up.
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        return ToolCall(value["name"], arguments)
+    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def _begun(text: str) -> int:
+    """Characters at the text's end that an opening mark may begin with."""
+    longest = min(len(text), len(OPENING) - 1)
+    return next((size for size in range(longest, 0, -1) if OPENING.startswith(text[-size:])), 0)
