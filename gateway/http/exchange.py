@@ -15,7 +15,7 @@ from gateway.errors import AdmissionError, status_of
 from gateway.http.answers import Answers, Echo
 from gateway.http.context import HttpContext
 from gateway.http.problems import Failed, Problem, problem_of
-from gateway.http.tool_calls import OPENING, OTHER_WAY
+from gateway.http.tool_calls import OPENING, OTHER_WAYS
 from gateway.rpc import Method, guarded
 from octavo.v1 import inference_pb2
 
@@ -210,7 +210,7 @@ class Exchange(Response):
 def _check_calls(served: Served) -> None:
     """Whether the model writes its calls in the way that is read here, as far as its template tells."""
     says = served.tokenizer.template_says
-    if not says(OPENING) or says(OTHER_WAY):
+    if not says(OPENING) or any(map(says, OTHER_WAYS)):
         limit = "the model's template takes tools, but writes calls in a way that is not read here; leave them out"
         raise AdmissionError("chat.tools", "set", limit)
 

@@ -41,6 +41,7 @@ _NAMES: Final = {
     "chat.messages": "messages",
     "chat.tools": "tools",
     "stopping.include_stop": "include_stop_str_in_output",
+    "prompt_logprobs": "logprobs",
 }
 """Fields of the protocol under other names; `stopping.` and `sampling.` are left out besides."""
 _OF_PROMPTS: Final = ("prompt", "text", "token_ids", "token_ids.ids", "input")

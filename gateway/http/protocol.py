@@ -3,14 +3,12 @@ connections, and of what comes behind an answer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.http.problems import Problem
-
-if TYPE_CHECKING:
-    import asyncio
 
 MAX_HEAD: Final = 64 * 1024
 """Bytes of a request's first line and headers, nearly: what a last read brings beyond is taken."""
@@ -36,6 +34,11 @@ class Protocol(HttpToolsProtocol):
     """That have come whole."""
     _behind = 0
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.gone = asyncio.Event()
+        """The connection is no more."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come."""
         super().connection_made(transport)
@@ -47,6 +50,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._stop_waiting()
+        self.gone.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

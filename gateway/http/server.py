@@ -81,7 +81,8 @@ class HttpServer:
         return address(host, self._server.sockets[0].getsockname()[1])
 
     async def stop(self, within_s: float) -> None:
-        """Takes no more connections; lets answers end for so many seconds, then cuts them off."""
+        """Takes no more connections; answers get so many seconds to end, and their clients as many to read them, before
+        they are cut off."""
         self._server.close()
         for connection in tuple(self._state.connections):
             connection.shutdown()
@@ -90,8 +91,15 @@ class HttpServer:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        for connection in tuple(self._state.connections):
+        left = [connection for connection in self._state.connections if isinstance(connection, Protocol)]
+        for connection in left:
+            connection.transport.close()  # once what it was sent is on its way
+        if reading := [asyncio.create_task(connection.gone.wait()) for connection in left]:
+            await asyncio.wait(reading, timeout=within_s)
+        for connection in left:
             connection.transport.abort()
+        for task in reading:
+            task.cancel()
         await self._server.wait_closed()
         await self._bodies.close()
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
-OTHER_WAY: Final = "<function="
-"""What a template says whose model writes calls between the same marks, but not in JSON."""
+OTHER_WAYS: Final = ("<function=", "<arg_key>")
+"""What templates say whose models write calls between the same marks, but not in JSON."""
 
 
 @dataclass(frozen=True, slots=True)

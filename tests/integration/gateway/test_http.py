@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
+from gateway.http.exchange import AT_ONCE
 from octavo.v1.inference_pb2 import LENGTH, STOP, TokenLogprob, TokenLogprobs
 from tests.integration.gateway.harness import running_gateway
 from tests.integration.gateway.http_client import HttpClient
@@ -111,6 +112,41 @@ async def test_several_prompts_are_several_jobs(worker: ScriptedWorker, http: Ht
     assert texts == ["<2>"] * 40
 
 
+async def test_many_prompts_of_one_request_do_not_fill_the_queues(worker: ScriptedWorker, broker: Broker) -> None:
+    worker.serve(tokens=1)
+    running = running_gateway(broker, http_port=0, max_queue=AT_ONCE)
+    async with running as (gateway, ready, _), HttpClient(gateway, ready) as http:
+        answer = await http.openai.completions.create(model="tiny", prompt=["a"] * 3 * AT_ONCE)
+    assert [each.text for each in answer.choices] == ["<2>"] * 3 * AT_ONCE
+
+
+async def test_what_many_tokens_are_worth_is_told_by_a_thread(
+    worker: ScriptedWorker, http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert http.gateway._http is not None
+    bodies = http.gateway._http._bodies
+    run, large = bodies.run, []
+
+    async def seen(work: Any, **how: bool) -> Any:
+        large.append(how["large"])
+        return await run(work, **how)
+
+    monkeypatch.setattr(bodies, "run", seen)
+    asked = spawn(http.openai.completions.create(model="tiny", prompt=[5] * 3000, echo=True, logprobs=2))
+    (claim,) = await worker.claim()
+    delivery = chunk(claim, 0, [10])
+    top = [TokenLogprob(token_id=5, logprob=-1), TokenLogprob(token_id=6, logprob=-2)]
+    delivery.chunk.prompt_logprobs.extend(TokenLogprobs(token_id=5, logprob=-1, top=top) for _ in range(2999))
+    delivery.chunk.logprobs.append(TokenLogprobs(token_id=10, logprob=-1))
+    end = chunk(claim, 1, [11], finish=STOP)
+    end.chunk.logprobs.append(TokenLogprobs(token_id=11, logprob=-1))
+    await worker.commit(delivery)
+    await worker.commit(end)
+    assert len((await asked).choices[0].logprobs.tokens) == 3002
+    # The body; the prompt as text; the first response, with another one or not; the answer.
+    assert large in ([False, False, True, False, True], [False, False, True, True])
+
+
 async def test_an_echo_with_log_probabilities_is_of_the_prompts_own_tokens(
     worker: ScriptedWorker, http: HttpClient
 ) -> None:
@@ -201,9 +237,9 @@ async def test_tools_are_called(broker: Broker, stream: bool) -> None:
     ("template", "told"),
     [
         (None, "tools is set: the model's chat template takes none; leave them out"),
-        (
-            TOOLED.replace("tool_call>", "call>"),
-            "tools is set: the model's template takes tools, but writes calls in",
+        *(
+            (theirs, "tools is set: the model's template takes tools, but writes calls in a way that is not read here")
+            for theirs in (TOOLED + "{# <function= #}", TOOLED.replace("tool_call>", "call>"))
         ),
     ],
 )

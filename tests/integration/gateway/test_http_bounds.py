@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gateway.config import MAX_BODY_BYTES
 from gateway.http import bodies, protocol, translate
+from gateway.http.server import PROBES
 from octavo.v1.inference_pb2 import STOP
 from tests.integration.gateway.harness import Client, collect, request
 from tests.integration.gateway.http_client import HttpClient, error_of, raw_request
@@ -140,6 +142,38 @@ async def test_who_does_not_end_a_head_or_a_body_is_cut_off(http: HttpClient, mo
         assert got[: len(answer)] == answer
         assert bool(got) == bool(answer)
         writer.close()
+    # Behind an answered request too.
+    reader, writer = await http.connect()
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"}")
+    writer.write(whole[:40])
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+@pytest.mark.parametrize(("bound", "value"), [("MAX_BEHIND", 1000), ("BEHIND_S", 0.2)])
+async def test_a_body_behind_an_answer_is_not_read_for_ever(
+    http: HttpClient, monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+) -> None:
+    monkeypatch.setattr(protocol, bound, value)
+    reader, writer = await http.connect()
+    writer.write(b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 404 ")
+    await reader.readuntil(b"}}")
+    if bound == "MAX_BEHIND":
+        writer.write(b"x" * 1001)
+    with suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_clients_whose_hosts_died_are_found_by_tcps_own_probes(http: HttpClient) -> None:
+    _, writer = await http.connect()
+    await http.plain.get("/health")
+    for connection in http.open_connections:
+        accepted = connection.transport.get_extra_info("socket")
+        assert [accepted.getsockopt(*option) for *option, _ in PROBES] == [value for *_, value in PROBES]
+    writer.close()
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ def test_nothing_is_published_beyond_loopback(compose: dict[str, Any]) -> None:
     assert compose["networks"]["inner"] == {"internal": True}
 
 
+def test_the_gateway_listens_where_its_ports_lead(compose: dict[str, Any]) -> None:
+    gateway = compose["services"]["gateway"]
+    listens = {gateway["environment"][name] for name in ("OCTAVO_GRPC_PORT", "OCTAVO_HTTP_PORT")}
+    assert {port.rpartition(":")[2] for port in gateway["ports"]} == listens
+
+
 def test_prometheus_meets_the_others_on_one_network(compose: dict[str, Any]) -> None:
     networks = {name: set(service["networks"]) for name, service in compose["services"].items()}
     for scraped in ("gateway", "worker"):
