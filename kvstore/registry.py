@@ -122,7 +122,8 @@ class Registry:
         for (worker, beat), lease in zip(beats, leases, strict=True):
             if lease:
                 try:
-                    found.append(parse_lease(worker, lease, max(0, now_ms - int(float(beat)))))
+                    beat_ms = int(float(beat))
+                    found.append(parse_lease(worker, lease, max(0, now_ms - beat_ms), beat_ms))
                 except MalformedValue as error:
                     self._broker.malformed += 1
                     logger.debug("skipped: %s", error)

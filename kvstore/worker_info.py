@@ -53,8 +53,21 @@ class WorkerInfo:
     """Whether its ``held`` set is what its pool offers: "exact", or "degraded" while it is repaired."""
     metrics: str = ""
     """HOST:PORT of the Prometheus endpoint."""
+    steps: int = 0
+    """Since its start, as all totals that follow."""
+    busy_s: float = 0.0
+    """Seconds that its steps took."""
+    computed_tokens: int = 0
+    """Tokens that its steps computed: of prompts, recomputed ones, and one for each that a sequence decodes."""
+    output_tokens: int = 0
+    prefix_queried: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hit: int = 0
+    """Those that were found."""
     heartbeat_age_ms: int = 0
-    """Set by ``Registry.workers``; ignored when written."""
+    """Set by ``Registry.workers``, as is the next; ignored when written."""
+    heartbeat_ms: int = 0
+    """When its last heartbeat came, by the broker's clock."""
 
 
 class Load(NamedTuple):
@@ -91,7 +104,7 @@ def parse_load(values: Sequence[bytes | None]) -> Load:
 
 
 # The id is in the key; the incarnation is written by the script itself.
-_NOT_STORED = frozenset({"id", "incarnation", "heartbeat_age_ms"})
+_NOT_STORED = frozenset({"id", "incarnation", "heartbeat_age_ms", "heartbeat_ms"})
 
 
 def _rate(text: str) -> float:
@@ -114,10 +127,11 @@ def lease_fields(info: WorkerInfo) -> list[Any]:
     return stored
 
 
-def parse_lease(worker: bytes, lease: Any, age_ms: int) -> WorkerInfo:
+def parse_lease(worker: bytes, lease: Any, age_ms: int, beat_ms: int = 0) -> WorkerInfo:
+    """What a worker's lease says. ``age_ms``, ``beat_ms``: of its last heartbeat. Raises MalformedValue."""
     if not isinstance(lease, dict):
         raise MalformedValue(f"the lease of worker {worker!r} is no hash")
-    values: dict[str, Any] = {"id": worker, "heartbeat_age_ms": age_ms}
+    values: dict[str, Any] = {"id": worker, "heartbeat_age_ms": age_ms, "heartbeat_ms": beat_ms}
     try:
         values["id"] = worker.decode()
         for field in fields(WorkerInfo):

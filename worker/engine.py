@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from worker.live import LiveChoice
     from worker.params import StopParams
     from worker.sampling.draw import Draw, Drawn, Sampler
+    from worker.scheduling.ages import Ages
     from worker.scheduling.block import Event
     from worker.scheduling.scheduler import Scheduler
     from worker.sequence import Request
@@ -73,6 +74,7 @@ class Engine:
         self._root = lru_cache(maxsize=KNOWN_ROOTS)(partial(root, fingerprint, pool.block_size))
         self.paging = None if memory is None else Paging(pool, memory)
         self._doubted: list[BlockHash] = []
+        self._steps = self._computed_tokens = self._output_tokens = 0
         self._requests: dict[str, LiveRequest] = {}
         self._choices: dict[Sequence, LiveChoice] = {}
 
@@ -89,6 +91,11 @@ class Engine:
     def waiting(self) -> Iterable[Sequence]:
         """Sequences that wait for their admission: the line itself, to be looked through between steps."""
         return self._scheduler.waiting
+
+    @property
+    def ages(self) -> Ages:
+        """How old blocks become in the pool. Their clock is the caller's: it sets ``now``, best before each step."""
+        return self._scheduler.pool.ages
 
     def root_of(self, salt: str) -> BlockHash:
         """Where the prefixes of requests with this salt begin."""
@@ -150,6 +157,8 @@ class Engine:
             if choice is not None:  # else its request has just failed
                 outputs += self._apply(choice, result)
         entries = schedule.entries
+        self._steps += 1
+        self._computed_tokens += schedule.num_tokens
         decoded = sum([entry.num_tokens == 1 for entry in entries])
         stats = StepStats(**self._figures(), tokens=schedule.num_tokens, sequences=len(entries), decoded=decoded)
         spilled, failures = self.paging.take() if self.paging is not None else ((), [])
@@ -190,6 +199,9 @@ class Engine:
             "evictions": pool.evictions,
             "preemptions": scheduler.preemptions,
             "displacements": scheduler.displacements,
+            "steps": self._steps,
+            "computed_tokens": self._computed_tokens,
+            "output_tokens": self._output_tokens,
         }
 
     def _draws(self, sequence: Sequence, row: int) -> list[Draw]:
@@ -227,6 +239,7 @@ class Engine:
 
     def _append(self, choice: LiveChoice, drawn: Drawn) -> Output:
         output = choice.append(drawn, self.context_length)
+        self._output_tokens += len(output.token_ids)
         if output.finish is not None:
             self._scheduler.remove(choice.sequence)
             del self._choices[choice.sequence]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import KvError
 from kvstore.jobs import Finished, Jobs
+from kvstore.logs import about
 from kvstore.outage import Outage
 from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import HEARTBEAT_S, ModelCard, Registry, WorkerInfo
@@ -161,6 +162,12 @@ class Heartbeat:
             sequence_ms=rates.sequence_ms,
             fetch_tok_s=self._fetch_tok_s(),
             index="degraded" if self._held.drifted else "exact",
+            steps=stats.steps,
+            busy_s=self._rates.busy_s,
+            computed_tokens=stats.computed_tokens,
+            output_tokens=stats.output_tokens,
+            prefix_queried=stats.prefix_queried,
+            prefix_hit=stats.prefix_hit,
         )
 
     async def _end_orphans(self) -> None:
@@ -184,7 +191,7 @@ class Heartbeat:
                 if job is not None:
                     self._journal.read_by(request_id, job.gateway)
             else:
-                logger.info("ended %s: its gateway is gone", request_id)
+                logger.info("ended %s: its gateway is gone", request_id, extra=about(request_id))
 
 
 async def _tried(outage: Outage, work: Awaitable[None]) -> bool:

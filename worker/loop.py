@@ -71,6 +71,7 @@ class WorkerLoop:
         self._pages = pages
         self._metrics = metrics
         metrics.watch_broker(broker.spent)
+        metrics.watch_blocks(engine.ages)
         self._journal = Journal(config.id)
         self._max_running = info.max_running
         self._stats: EngineStats = engine.stats()
@@ -118,7 +119,7 @@ class WorkerLoop:
         """Serves until drained. Raises StuckError, LeaseLostError, or what broke a part that can't do without it;
         StoppedError when it is drained and a step is under way that takes too long."""
         self._metrics.watch_thread("loop")
-        self._tell(self._stats)
+        self._metrics.engine(self._stats)
         await self._intake.open()
         if self._config.steal:
             await self._stealing.open()
@@ -206,7 +207,8 @@ class WorkerLoop:
                 self._metrics.taken(stepped, deliveries, began, time.monotonic())
             await self._hand_over(deliveries)
             self._stepper.taken()
-            self._tell(stepped.stats)
+            self._stats = stepped.stats
+            self._metrics.engine(stepped.stats)
             self._metrics.events(stepped.events)
             self._stealing.look()
             if output is not None:
@@ -217,15 +219,12 @@ class WorkerLoop:
     def _tell_step(self, output: StepOutput, seconds: float) -> None:
         stats = output.stats
         self._metrics.step(stats, seconds)
+        self._rates.busy_s += seconds
         if not output.failures:
             self._rates.step(prompt_tokens=stats.tokens - stats.decoded, decoded=stats.decoded, seconds=seconds)
         # A step that fails is tried again in parts, which mostly fail for the same reason.
         for failure in {repr(each): each for each in output.failures}.values():
             logger.error("a step failed, %d times in all", len(output.failures), exc_info=failure)
-
-    def _tell(self, stats: EngineStats) -> None:
-        self._stats = stats
-        self._metrics.engine(stats)
 
     async def _wait_for_news(self) -> None:
         try:

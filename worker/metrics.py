@@ -6,13 +6,16 @@ import threading
 import time
 from collections import Counter as Counts
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from kvstore.parts import Parts, PartsCollector
+from worker.scheduling.ages import BOUNDS_S
+from worker.scheduling.block import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from octavo.v1 import job_pb2
+    from worker.scheduling.ages import Ages
     from worker.scheduling.block import Event
     from worker.step import EngineStats, StepStats
     from worker.stepper import Stepped
@@ -70,6 +74,10 @@ class WorkerMetrics:
         self.displacements = Counter(
             "octavo_displacements", "Those of the preemptions that made place for a higher priority", registry=registry
         )
+        self.computed_tokens = Counter(
+            "octavo_computed_tokens", "Tokens that steps computed, prompts' and recomputed ones too", registry=registry
+        )
+        self.output_tokens = Counter("octavo_output_tokens", "Tokens that steps gave as output", registry=registry)
         self.stolen = Counter(
             "octavo_stolen", "Jobs taken from other workers that could not read them yet", registry=registry
         )
@@ -78,15 +86,19 @@ class WorkerMetrics:
             "Times that the prefix index was found to differ from what the pool offers, and written anew",
             registry=registry,
         )
+        for after in ("attempt", "gap"):
+            self.resumed.labels(after)
+        for kind in EventKind:
+            self.pool_events.labels(kind.value)
         self._gauges = [
             *(self.sequences.labels(state) for state in ("running", "waiting")),
             *(self.blocks.labels(state) for state in ("free", "cached", "used")),
         ]
         self._counters = [
             *(self.prefix_tokens.labels(result) for result in ("queried", "hit")),
-            *(self.evictions, self.preemptions, self.displacements),
+            *(self.evictions, self.preemptions, self.displacements, self.computed_tokens, self.output_tokens),
         ]
-        self._seen = (0, 0, 0, 0, 0)
+        self._seen = (0,) * len(self._counters)
         self._drifts = 0
         self.parts = Parts(*SHELL_PARTS)
         registry.register(PartsCollector("octavo_part_seconds", "Parts of the shell's work", "part", self.parts))
@@ -98,6 +110,10 @@ class WorkerMetrics:
     def watch_broker(self, spent: Parts) -> None:
         """Shows what was waited for."""
         self._registry.register(PartsCollector("octavo_broker_seconds", "Calls of the broker", "call", spent))
+
+    def watch_blocks(self, ages: Ages) -> None:
+        """Shows how old blocks become in the pool."""
+        self._registry.register(_BlockAges(ages))
 
     def watch_thread(self, name: str) -> None:
         """Shows the processor time of the thread that calls this, where the system tells it."""
@@ -139,10 +155,33 @@ class WorkerMetrics:
         values = (stats.running, stats.waiting, stats.blocks_free, stats.blocks_cached, stats.blocks_used)
         for gauge, value in zip(self._gauges, values, strict=True):
             gauge.set(value)
-        totals = (stats.prefix_queried, stats.prefix_hit, stats.evictions, stats.preemptions, stats.displacements)
+        totals = (
+            *(stats.prefix_queried, stats.prefix_hit, stats.evictions, stats.preemptions, stats.displacements),
+            *(stats.computed_tokens, stats.output_tokens),
+        )
         for counter, total, seen in zip(self._counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals
+
+
+class _BlockAges(Collector):
+    """The pool's own figures: read when somebody asks, for nothing may hold up the thread that makes them. So one block
+    may be counted already whose time is not in the sum yet."""
+
+    def __init__(self, ages: Ages) -> None:
+        self._spreads = (
+            ("octavo_block_life_seconds", "From a block's being offered to its eviction", ages.life),
+            ("octavo_block_idle_seconds", "From its last user's leaving a block to its eviction", ages.idle),
+            ("octavo_block_reuse_seconds", "From its last user's leaving a block to its next hit", ages.gap),
+        )
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at every scrape, in the endpoint's thread."""
+        bounds = (*map(str, BOUNDS_S), "+Inf")
+        for name, text, spread in self._spreads:
+            family = HistogramMetricFamily(name, text)
+            family.add_metric((), list(zip(bounds, accumulate(spread.counts), strict=True)), spread.seconds)
+            yield family
 
 
 class _ThreadSeconds(Collector):

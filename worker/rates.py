@@ -66,6 +66,8 @@ class Rates:
         # Of steps with prompts, likewise: sums.
         self._prompt_tokens = 0.0
         self._prompt_s = 0.0
+        self.busy_s = 0.0
+        """Seconds that steps took in all, for operators: nothing is learnt from them."""
 
     @property
     def now(self) -> Measured:

@@ -144,6 +144,12 @@ class EngineStats:
     """Total of times that a sequence was put back to wait, for lack of blocks or for one of higher priority."""
     displacements: int
     """Total of those for one of higher priority."""
+    steps: int
+    """Total of steps."""
+    computed_tokens: int
+    """Total of tokens scheduled for them."""
+    output_tokens: int
+    """Total of tokens that came out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

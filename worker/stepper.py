@@ -145,6 +145,7 @@ class Stepper:
         """The thread's: steps until closed. Raises what the engine raises."""
         while (taken := self._next()) is not None:
             seen, changes = taken
+            self._engine.ages.now = time.monotonic()
             if self._engine.paging is not None:
                 self._engine.paging.leave = self._leave()
             refused = self._apply(changes, loop)

@@ -41,7 +41,8 @@ def test_health_is_about_a_live_worker(fleet: Up) -> None:
 
 def test_workers_from_gateway_and_redis_agree(fleet: Up) -> None:
     moving = {"heartbeat_age_ms", "running", "waiting", "blocks_free", "blocks_cached", "blocks_used"}
-    moving |= {"prefill_tokens_per_s", "step_ms", "sequence_ms"}
+    moving |= {"prefill_tokens_per_s", "step_ms", "sequence_ms", "heartbeat_unix_ms", "steps", "busy_s"}
+    moving |= {"computed_tokens", "output_tokens", "prefix_queried_tokens", "prefix_hit_tokens"}
     seen = []
     for source in fleet_sources(fleet):
         rows = json.loads(octavo("workers", "--json", *source).stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,6 +55,9 @@ class Block:
     """With a hash: of the empty prefix under the same salt."""
     index: int = field(default=0, repr=False)
     """With a hash: of the block in its prefix."""
+    offered_at: float = field(default=0.0, repr=False, compare=False)
+    """With a hash, as the next: when it got that, and when its last user gave it back (``ages``)."""
+    idle_since: float = field(default=0.0, repr=False, compare=False)
 
     @property
     def name(self) -> PageName:
@@ -70,6 +74,23 @@ class Block:
     def withdraw(self) -> None:
         """Nobody is to find it any more."""
         self.hash, self.parent, self.after, self.tokens, self.root, self.index = None, None, None, (), None, 0
+
+
+def check_states(
+    blocks: Sequence[Block], free: Iterable[int], cached: Collection[int], tables: Iterable[Sequence[int]] | None
+) -> set[int]:
+    """Raise IntegrityError unless each block is in one state, and the tables, where there are any, explain every
+    reference. Returns those that are used."""
+    used = {block.id for block in blocks if block.refs > 0}
+    if Counter([*free, *cached, *used]) != Counter(range(len(blocks))):
+        raise IntegrityError(f"blocks lost or in two states: {[*free]}, {[*cached]}, {used}")
+    if any(block.refs < 0 for block in blocks):
+        raise IntegrityError("a block has a negative count of references")
+    if tables is not None:
+        named = Counter(block_id for table in tables for block_id in table)
+        if named != Counter({block.id: block.refs for block in blocks if block.refs}):
+            raise IntegrityError(f"tables name {dict(named)}, which differs from the blocks' references")
+    return used
 
 
 def check_offers(

@@ -24,11 +24,12 @@ before B and B before A, and what is evicted is never the head of something that
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvstore.page import PageName
-from worker.scheduling.block import Block, Event, EventKind, IntegrityError, check_offers
+from worker.scheduling.ages import Ages
+from worker.scheduling.block import Block, Event, EventKind, IntegrityError, check_offers, check_states
 from worker.scheduling.free_list import FreeRuns, FreeStack
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class BlockPool:
         """Blocks offered so far."""
         self.returns = 0
         """Blocks that became available so far. While this stands still there is no more room than there was."""
+        self.ages = Ages()
         self._blocks = [Block(index) for index in range(num_blocks)]
         self._free = FreeStack(num_blocks) if block_run == 1 else FreeRuns(num_blocks, block_run)
         # Least recently used first.
@@ -160,6 +162,7 @@ class BlockPool:
                 if block.hash is None:
                     raise IntegrityError(f"{block} is free and can't be shared")
                 del self._cached[block_id]
+                self.ages.reused(block)
             block.refs += 1
 
     def free(self, table: Sequence[int]) -> None:
@@ -195,6 +198,7 @@ class BlockPool:
         if known is not None:
             return known if self._holds(self._blocks[known], after, root, tokens) else None
         entry.offer(PageName(root, parent, hash_, 0 if after is None else self._blocks[after].index + 1, tokens), after)
+        self.ages.offered(entry)
         self._by_hash[hash_] = block
         self.stored += 1
         self._events.append(Event(EventKind.STORED, hash_))
@@ -255,20 +259,10 @@ class BlockPool:
 
     def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Raise IntegrityError unless the books balance; with ``tables``, unless they explain every reference."""
-        used = {block.id for block in self._blocks if block.refs > 0}
-        states = Counter([*self._free, *self._cached, *used])
-        if states != Counter(range(self.total)):
-            raise IntegrityError(f"blocks lost or in two states: {[*self._free]}, {[*self._cached]}, {used}")
-        self._free.check_integrity(used)
-        if any(block.refs < 0 for block in self._blocks):
-            raise IntegrityError("a block has a negative count of references")
+        self._free.check_integrity(check_states(self._blocks, self._free, self._cached, tables))
         if len(self._cached) > self.cache_blocks:
             raise IntegrityError(f"{len(self._cached)} blocks are cached; at most {self.cache_blocks} may be")
         check_offers(self._blocks, self._by_hash, self._cached, self._free)
-        if tables is not None:
-            named = Counter(block_id for table in tables for block_id in table)
-            if named != Counter({block.id: block.refs for block in self._blocks if block.refs}):
-                raise IntegrityError(f"tables name {dict(named)}, which differs from the blocks' references")
 
     def _holds(self, block: Block, after: int | None, root: BlockHash, tokens: tuple[int, ...]) -> bool:
         """Whether an offered block has this content, as the continuation of just this prefix."""
@@ -280,6 +274,7 @@ class BlockPool:
             self._free.add(block.id)
             return
         self._cached[block.id] = None
+        self.ages.rested(block)
         self._free.rest(block.id)
         if len(self._cached) > self.cache_blocks:
             self._free.add(self._evict())
@@ -288,6 +283,7 @@ class BlockPool:
         block_id, _ = self._cached.popitem(last=False)
         if self.keeps_evicted:
             self._evicted.append((block_id, self._blocks[block_id].name))
+        self.ages.evicted(self._blocks[block_id])
         self._withdraw(self._blocks[block_id])
         self.evictions += 1
         return block_id

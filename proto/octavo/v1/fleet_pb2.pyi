@@ -97,7 +97,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "incarnation", "model", "fingerprint", "state", "device", "dtype", "block_size", "context_length", "kv_tokens", "max_running", "running", "waiting", "blocks_free", "blocks_cached", "blocks_used", "metrics", "heartbeat_age_ms", "prefill_tokens_per_s", "step_ms", "sequence_ms", "fetch_tokens_per_s", "index")
+    __slots__ = ("id", "incarnation", "model", "fingerprint", "state", "device", "dtype", "block_size", "context_length", "kv_tokens", "max_running", "running", "waiting", "blocks_free", "blocks_cached", "blocks_used", "metrics", "heartbeat_age_ms", "prefill_tokens_per_s", "step_ms", "sequence_ms", "fetch_tokens_per_s", "index", "heartbeat_unix_ms", "steps", "busy_s", "computed_tokens", "output_tokens", "prefix_queried_tokens", "prefix_hit_tokens", "circuit")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,14 @@ class Worker(_message.Message):
     SEQUENCE_MS_FIELD_NUMBER: _ClassVar[int]
     FETCH_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CIRCUIT_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: str
     model: str
@@ -144,7 +152,15 @@ class Worker(_message.Message):
     sequence_ms: float
     fetch_tokens_per_s: float
     index: str
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., context_length: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_used: _Optional[int] = ..., metrics: _Optional[str] = ..., heartbeat_age_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_ms: _Optional[float] = ..., sequence_ms: _Optional[float] = ..., fetch_tokens_per_s: _Optional[float] = ..., index: _Optional[str] = ...) -> None: ...
+    heartbeat_unix_ms: int
+    steps: int
+    busy_s: float
+    computed_tokens: int
+    output_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    circuit: str
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., context_length: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_used: _Optional[int] = ..., metrics: _Optional[str] = ..., heartbeat_age_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_ms: _Optional[float] = ..., sequence_ms: _Optional[float] = ..., fetch_tokens_per_s: _Optional[float] = ..., index: _Optional[str] = ..., heartbeat_unix_ms: _Optional[int] = ..., steps: _Optional[int] = ..., busy_s: _Optional[float] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., circuit: _Optional[str] = ...) -> None: ...
 
 class GetQueuesRequest(_message.Message):
     __slots__ = ()

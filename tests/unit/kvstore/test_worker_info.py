@@ -32,9 +32,9 @@ def stored(info: WorkerInfo) -> dict[bytes, bytes]:
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:
-    assert parse_lease(b"w0", stored(INFO), 7) == replace(INFO, heartbeat_age_ms=7)
+    assert parse_lease(b"w0", stored(INFO), 7, 9) == replace(INFO, heartbeat_age_ms=7, heartbeat_ms=9)
     # What the script writes, or says by the key, is not written twice.
-    assert not {b"id", b"heartbeat_age_ms"} & stored(INFO).keys()
+    assert not {b"id", b"heartbeat_age_ms", b"heartbeat_ms"} & stored(INFO).keys()
 
 
 def test_a_worker_of_another_version_has_not_measured_what_it_does_not_know() -> None:

@@ -36,6 +36,10 @@ def test_gauges_are_the_engines_figures_and_counters_follow_its_totals(registry:
     assert registry.get_sample_value("octavo_prefix_tokens_total", {"result": "hit"}) == 8
     metrics.engine(replace(stats, preemptions=3, displacements=1))
     metrics.engine(replace(stats, preemptions=5, displacements=2))
+    # Two prompts of nine tokens, eight of them found the second time; each answer's first token comes with its prompt.
+    assert registry.get_sample_value("octavo_computed_tokens_total") == stats.computed_tokens
+    assert registry.get_sample_value("octavo_output_tokens_total") == stats.output_tokens
+    assert stats.computed_tokens == 9 + 1 + stats.output_tokens - 2
     assert registry.get_sample_value("octavo_preemptions_total") == 5
     assert registry.get_sample_value("octavo_displacements_total") == 2
 

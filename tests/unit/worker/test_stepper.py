@@ -16,6 +16,7 @@ from tests.unit.worker.test_journal import make_output
 from worker import stepper
 from worker.errors import StoppedError, StuckError, WorkerError
 from worker.params import AdmissionError, ReplayError, SamplingParams, StopParams
+from worker.scheduling.ages import Ages
 from worker.scheduling.block import Event, EventKind
 from worker.sequence import Request
 from worker.step import EngineStats, StepOutput, StepStats
@@ -40,6 +41,7 @@ class Scripted:
         self.in_step = threading.Semaphore(0)
         self.fails = False
         self.events: tuple[Event, ...] = ()
+        self.ages = Ages()
 
     @property
     def has_work(self) -> bool:
@@ -66,14 +68,14 @@ class Scripted:
         self.calls.append("step")
         outputs = tuple(make_output(request_id=request_id) for request_id in self.running)
         count = len(outputs)
-        return StepOutput(outputs, StepStats(*[0] * 10, tokens=count, sequences=count, decoded=count))
+        return StepOutput(outputs, StepStats(*[0] * 13, tokens=count, sequences=count, decoded=count))
 
     def take_events(self) -> tuple[Event, ...]:
         events, self.events = self.events, ()
         return events
 
     def stats(self) -> EngineStats:
-        return EngineStats(*[0] * 10)
+        return EngineStats(*[0] * 13)
 
     def check_integrity(self) -> None:
         self.calls.append("check")
