@@ -51,7 +51,17 @@ class Breaker:
     @property
     def open(self) -> int:
         """Workers that get no jobs now, or one at a time."""
-        return sum(each.opened_at is not None for each in tuple(self._circuits.values()))
+        return len(self.circuits)
+
+    @property
+    def circuits(self) -> dict[str, str]:
+        """Incarnations of the workers that get no jobs now ("open"), or one at a time ("half-open")."""
+        now = self._clock()
+        return {
+            incarnation: "open" if now - each.opened_at < OPEN_S else "half-open"
+            for incarnation, each in tuple(self._circuits.items())
+            if each.opened_at is not None
+        }
 
     def failed(self, incarnation: str) -> None:
         """A job failed there, by the worker's fault as far as anybody can tell."""

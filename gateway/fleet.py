@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from gateway.breaker import Breaker
     from gateway.dispatch import Dispatch
     from gateway.models import Models
     from gateway.rpc import Context
@@ -45,14 +46,18 @@ MESSAGE_OVERHEAD: Final = 8
 
 
 class FleetService:
-    """Answers from the broker alone, so that every gateway gives the same answer."""
+    """Answers from the broker alone, so that every gateway gives the same answer; but for the circuits, of which each
+    has its own."""
 
-    def __init__(self, registry: Registry, jobs: Jobs, dead: DeadJobs, models: Models, dispatch: Dispatch) -> None:
+    def __init__(
+        self, registry: Registry, jobs: Jobs, dead: DeadJobs, models: Models, dispatch: Dispatch, breaker: Breaker
+    ) -> None:
         self._registry = registry
         self._jobs = jobs
         self._dead = dead
         self._models = models
         self._dispatch = dispatch
+        self._breaker = breaker
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the server registers."""
@@ -71,7 +76,8 @@ class FleetService:
         self, _request: fleet_pb2.ListWorkersRequest, _context: Context
     ) -> fleet_pb2.ListWorkersResponse:
         """Live workers, by id."""
-        workers = [worker_message(info) for info in await self._registry.workers()]
+        live, circuits = await self._registry.workers(), self._breaker.circuits
+        workers = [worker_message(info, circuits.get(info.incarnation, "")) for info in live]
         return fleet_pb2.ListWorkersResponse(workers=workers)
 
     async def get_queues(self, _request: fleet_pb2.GetQueuesRequest, _context: Context) -> fleet_pb2.GetQueuesResponse:
@@ -194,8 +200,8 @@ def fitting(messages: Iterable[fleet_pb2.Dead]) -> Iterator[fleet_pb2.Dead]:
         yield each
 
 
-def worker_message(info: WorkerInfo) -> fleet_pb2.Worker:
-    """A lease, as operators get it."""
+def worker_message(info: WorkerInfo, circuit: str = "") -> fleet_pb2.Worker:
+    """A lease, as operators get it. ``circuit``: as ``Breaker.circuits`` has it; empty where no gateway is asked."""
     return fleet_pb2.Worker(
         id=info.id,
         incarnation=info.incarnation,
@@ -220,6 +226,14 @@ def worker_message(info: WorkerInfo) -> fleet_pb2.Worker:
         sequence_ms=info.sequence_ms,
         fetch_tokens_per_s=info.fetch_tok_s,
         index=info.index,
+        heartbeat_unix_ms=info.heartbeat_ms,
+        steps=info.steps,
+        busy_s=info.busy_s,
+        computed_tokens=info.computed_tokens,
+        output_tokens=info.output_tokens,
+        prefix_queried_tokens=info.prefix_queried,
+        prefix_hit_tokens=info.prefix_hit,
+        circuit=circuit,
     )
 
 

@@ -9,22 +9,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from gateway.config import address
+from gateway.gauges import Count, Gauges, LedgerGauges, QueueGauges
 from gateway.prefixes import Index
 from kvstore.orphans import Rehomed
 from kvstore.parts import Parts, PartsCollector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping
     from threading import Thread
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import Metric
-
-    from kvstore.jobs import Jobs, QueueInfo
     from octavo.v1 import inference_pb2
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -43,6 +39,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.queues = QueueGauges()
         self.registry.register(self.queues)
+        self.ledger = LedgerGauges()
+        self.registry.register(self.ledger)
         self.requests = Counter(
             "octavo_requests",
             "Generate and Attach calls that have ended.",
@@ -110,7 +108,15 @@ class Metrics:
 
     def watch_breaker(self, open_circuits: Callable[[], int]) -> None:
         """Shows how many workers are kept from new jobs because they fail."""
-        self.registry.register(_OpenCircuits(open_circuits))
+        text = "Workers that get no jobs, or one at a time, because their last failed."
+        self.registry.register(Gauges("octavo_open_circuits", text, "", lambda: {"": open_circuits()}))
+
+    def watch_fleet(self, workers: Callable[[], Mapping[str, int]], broker_up: Callable[[], bool]) -> None:
+        """Shows how many live workers there are, by state, and whether the broker answers."""
+        text = "Live workers, as of the last look."
+        self.registry.register(Gauges("octavo_workers", text, "state", workers))
+        text = "1 while this gateway holds its lease, and so while the broker answers it."
+        self.registry.register(Gauges("octavo_broker_up", text, "", lambda: {"": broker_up()}))
 
     def count_rehomed(self, outcome: Rehomed, number: int) -> None:
         """So many orphans went that way. Those that wait are met again and again, and are not counted."""
@@ -119,11 +125,21 @@ class Metrics:
 
     def watch_index(self, index: Callable[[], Index]) -> None:
         """Shows what decisions can know of prefixes."""
-        self.registry.register(_IndexState(index))
+        text = "What the last decision could know of prefixes."
+
+        def states() -> dict[str, bool]:
+            now = index()
+            return {state: state is now for state in Index}
+
+        self.registry.register(Gauges("octavo_prefix_index", text, "state", states))
 
     def watch_relay(self, malformed: Callable[[], int], refills: Callable[[], int]) -> None:
         """Shows the relay's own counters."""
-        self.registry.register(_Counts(malformed, refills))
+        for name, text, counted in (
+            ("octavo_malformed_values", "Values in the broker that were none of ours.", malformed),
+            ("octavo_relay_refills", "Reads of a token log on behalf of a stream.", refills),
+        ):
+            self.registry.register(Count(name, text, counted))
 
     def serve(self, host: str, port: int) -> str:
         """Starts the endpoint in a thread of its own; its HOST:PORT. Raises OSError when the port is taken."""
@@ -197,77 +213,3 @@ class Call:
         """The call is over. `outcome`: a finish reason or a status code, in lower case."""
         self._metrics.streams.dec()
         self._metrics.requests.labels(model=self.model, outcome=outcome).inc()
-
-
-class QueueGauges(Collector):
-    """Depth and age of the workers' queues as last read. Workers that are gone leave no series behind."""
-
-    def __init__(self) -> None:
-        self._queues: Sequence[QueueInfo] = ()
-
-    async def refresh(self, jobs: Jobs) -> None:
-        """Reads the queues. When the broker does not answer there is nothing to show, and nothing is shown."""
-        queues: Sequence[QueueInfo] = ()
-        try:
-            queues = await jobs.queues()
-        finally:
-            self._queues = queues
-
-    def collect(self) -> Iterable[Metric]:
-        """Called at every scrape, in the endpoint's thread."""
-        depth = GaugeMetricFamily(
-            "octavo_queue_depth", "Jobs in a worker's queue that have not ended.", labels=("worker", "state")
-        )
-        oldest = GaugeMetricFamily(
-            "octavo_queue_oldest_seconds", "Age of the oldest job in a worker's queue.", labels=("worker",)
-        )
-        for queue in self._queues:
-            depth.add_metric((queue.worker, "undelivered"), queue.undelivered)
-            depth.add_metric((queue.worker, "pending"), queue.pending)
-            oldest.add_metric((queue.worker,), queue.oldest_age_ms / 1000)
-        return depth, oldest
-
-
-class _OpenCircuits(Collector):
-    """Workers that the breaker keeps from jobs."""
-
-    def __init__(self, number: Callable[[], int]) -> None:
-        self._number = number
-
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(
-            "octavo_open_circuits", "Workers that get no jobs, or one at a time, because their last failed."
-        )
-        family.add_metric((), self._number())
-        return (family,)
-
-
-class _IndexState(Collector):
-    """1 for the state that the prefix index had for the last decision, 0 for the others."""
-
-    def __init__(self, index: Callable[[], Index]) -> None:
-        self._index = index
-
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(
-            "octavo_prefix_index", "What the last decision could know of prefixes.", labels=("state",)
-        )
-        now = self._index()
-        for state in Index:
-            family.add_metric((state,), float(state is now))
-        return (family,)
-
-
-class _Counts(Collector):
-    """Counters that others keep."""
-
-    def __init__(self, malformed: Callable[[], int], refills: Callable[[], int]) -> None:
-        self._malformed = malformed
-        self._refills = refills
-
-    def collect(self) -> Iterable[Metric]:
-        malformed = CounterMetricFamily("octavo_malformed_values", "Values in the broker that were none of ours.")
-        malformed.add_metric((), self._malformed())
-        refills = CounterMetricFamily("octavo_relay_refills", "Reads of a token log on behalf of a stream.")
-        refills.add_metric((), self._refills())
-        return malformed, refills

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import STARTING, AdmissionError, GatewayError, ModelNotFound, NoWorker, shown
-from kvstore.registry import READY
+from kvstore.registry import DRAINING, READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +28,9 @@ MAX_KEPT: Final = 16
 
 FRESH_S: Final = 1.5
 """A look at the fleet serves all requests for this long: a little more than the time between two of ``refresh``."""
+
+STALE_S: Final = 5.0
+"""A look that is longer ago tells nothing of the fleet as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,13 @@ class Models:
                 await self._load(same)
                 served = served or any(worker.state == READY for worker in same)
         return served
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Live workers by state, at the last look; nothing where that is long ago."""
+        if time.monotonic() - self._seen_at > STALE_S:
+            return {}
+        return {state: sum(each.state == state for each in self._seen) for state in (READY, DRAINING)}
 
     @property
     def lives(self) -> frozenset[str]:

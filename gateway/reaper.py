@@ -54,6 +54,11 @@ class Lease:
         self._outage_ended = -math.inf
 
     @property
+    def held(self) -> bool:
+        """Whether it stands, for all that is known."""
+        return self._clock() - self._renewed < LEASE_S
+
+    @property
     def steady(self) -> bool:
         """Whether everybody alive has had the time to renew its lease: there is no outage of the broker, and the last
         one is longer ago than a lease lasts."""
@@ -73,7 +78,7 @@ class Lease:
         except TimeoutError as error:
             raise BrokerUnreachable("no answer within the life of a lease") from error
         finally:
-            held = self._clock() - self._renewed < LEASE_S
+            held = self.held
             if held is not self._held:
                 self._held = held
                 await self._on_change(held)

@@ -56,6 +56,8 @@ OPTIONS: Final = (
     # Two gateways on one port by mistake would share its connections silently.
     ("grpc.so_reuseport", 0),
 )
+LEDGER_S: Final = 5.0
+"""How often the ledger is read for those who watch it."""
 CUT_S: Final = 2.0
 """How long the calls that the grace time has cut off get to send their status."""
 
@@ -74,9 +76,10 @@ class Ready:
 class Gateway:
     """One gateway. ``start``, then ``stop`` once."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, incarnation: str | None = None) -> None:
+        """``incarnation``: what this life is called; None: a new name."""
         self._config = config
-        self.incarnation = new_incarnation()
+        self.incarnation = incarnation or new_incarnation()
         self._stack = AsyncExitStack()
         self._tasks = Tasks()
         self._loops = Tasks()
@@ -188,11 +191,9 @@ class Gateway:
             metrics=self.metrics,
             max_streams=config.max_streams,
         )
-        operators = FleetService(registry, jobs, DeadJobs(broker), models, dispatch)
-        self.metrics.watch_broker(broker.spent)
-        self.metrics.watch_index(lambda: placing.index)
-        self.metrics.watch_breaker(lambda: placing.breaker.open)
-        self.metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
+        lease = Lease(registry, incarnation, self._health.lease)
+        operators = FleetService(registry, jobs, DeadJobs(broker), models, dispatch, placing.breaker)
+        self._watch(broker, placing, models, lease)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), operators.handler()))
         reflection.enable_server_reflection(
@@ -201,12 +202,18 @@ class Gateway:
         # The lease stands before the first job can name this gateway.
         await registry.renew_gateway(incarnation)
         await relay.start()
-        self._start_loops(registry, jobs, models, placing)
+        self._start_loops(lease, Rehoming(jobs, registry, placing), jobs, models, placing)
 
-    def _start_loops(self, registry: Registry, jobs: Jobs, models: Models, placing: Placing) -> None:
-        lease = Lease(registry, self.incarnation, self._health.lease)
-        rehoming = Rehoming(jobs, registry, placing)
+    def _watch(self, broker: Broker, placing: Placing, models: Models, lease: Lease) -> None:
+        """Has the metrics show what parts keep themselves."""
+        relay, metrics = self._relay, self.metrics
+        metrics.watch_broker(broker.spent)
+        metrics.watch_index(lambda: placing.index)
+        metrics.watch_breaker(lambda: placing.breaker.open)
+        metrics.watch_fleet(lambda: models.states, lambda: lease.held)
+        metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
 
+    def _start_loops(self, lease: Lease, rehoming: Rehoming, jobs: Jobs, models: Models, placing: Placing) -> None:
         async def look() -> None:
             await self._health.models(await models.refresh())
             placing.breaker.keep(models.lives)
@@ -216,6 +223,7 @@ class Gateway:
             (HEARTBEAT_S, lease.renew, "renewing the gateway's lease"),
             (REAP_S, Reaper(rehoming, lease, self.metrics.count_rehomed).reap, "moving the jobs of dead workers"),
             (1.0, lambda: self.metrics.queues.refresh(jobs), "reading the queues"),
+            (LEDGER_S, lambda: self.metrics.ledger.refresh(jobs), "reading the ledger"),
             (1.0, look, "looking for models"),
         ):
             self._loops.spawn(every(interval_s, action, what=what), name=what)

@@ -43,7 +43,12 @@ class Ledger:
     @property
     def holds(self) -> bool:
         """Whether it adds up: nothing that was accepted is lost, and nothing has ended twice."""
-        return self.accepted == self.ended + self.in_flight
+        return not self.missing
+
+    @property
+    def missing(self) -> int:
+        """How many jobs were accepted and are nowhere; below zero: how many were counted that never were accepted."""
+        return self.accepted - self.ended - self.in_flight
 
 
 def outcome(finish: inference_pb2.FinishReason, failure: job_pb2.Failure) -> str:

@@ -30,6 +30,7 @@ COMMANDS = {
     "attach": Lazy("ops.attach", "command", "Stream the output of a request that was sent before."),
     "queue": Lazy("ops.show", "queue", "Show what waits and runs in each worker's queue."),
     "workers": Lazy("ops.show", "workers", "Show the live workers."),
+    "top": Lazy("ops.top", "command", "Watch the fleet as it works."),
     "explain": Lazy("ops.explain", "command", "Show why a job went where it went, and what it found there."),
     "ledger": Lazy("ops.ledger", "command", "Show what became of all accepted requests, and whether it adds up."),
     "dead": Lazy("ops.dead", "command", "Show, retry or forget jobs that too many workers died of."),

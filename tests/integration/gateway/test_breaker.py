@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from octavo.v1 import inference_pb2, job_pb2
+from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
 from tests.integration.gateway.harness import collect, failed_stream, lose, request, tokens
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 from tests.support.waiting import until
@@ -54,6 +54,8 @@ async def test_five_failures_in_a_row_keep_a_worker_from_jobs(
     assert shown("octavo_open_circuits") == 0
     await fail(worker, client)
     assert shown("octavo_open_circuits") == 1
+    (told,) = (await client.list_workers(fleet_pb2.ListWorkersRequest())).workers
+    assert told.circuit == "open"
     # Alone it goes on getting them, and a success closes the circuit.
     await fail(worker, client)
     other = ScriptedWorker(broker, "w1")
@@ -66,6 +68,7 @@ async def test_five_failures_in_a_row_keep_a_worker_from_jobs(
     await client.get_model(inference_pb2.GetModelRequest())
     await answered(worker, client)
     assert shown("octavo_open_circuits") == 0
+    assert {each.circuit for each in (await client.list_workers(fleet_pb2.ListWorkersRequest())).workers} == {""}
 
 
 async def test_what_failed_at_a_worker_that_is_gone_is_forgotten(

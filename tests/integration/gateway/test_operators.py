@@ -27,7 +27,7 @@ async def test_operators_get_the_same_from_a_gateway_and_from_redis(broker: Brok
         call = client.generate(request("r1"))
         await call.initial_metadata()
         (told,), (read,) = await show.workers_from_gateway(ready.grpc), await show.workers_from_redis(url, namespace)
-        assert {**told, "heartbeat_age_ms": 0} == {**read, "heartbeat_age_ms": 0}
+        assert ageless(told) == ageless(read)
         rates = {"prefill_tokens_per_s": 100.0, "step_ms": 8.0, "sequence_ms": 0.5, "fetch_tokens_per_s": 900.0}
         assert rates.items() <= told.items()
         (told,), (read,) = await show.queues_from_gateway(ready.grpc), await show.queues_from_redis(url, namespace)
@@ -41,6 +41,11 @@ async def test_operators_get_the_same_from_a_gateway_and_from_redis(broker: Brok
         await worker.answer(claim)
         await collect(call)
     await worker.stop()
+
+
+def ageless(worker: show.Row) -> show.Row:
+    """Without what moves from one heartbeat to the next."""
+    return {**worker, "heartbeat_age_ms": 0, "heartbeat_unix_ms": 0}
 
 
 async def test_what_nobody_knows_is_not_explained(broker: Broker) -> None:

@@ -32,6 +32,19 @@ def test_five_failures_in_a_row_open_a_circuit() -> None:
     assert breaker.open == 1
 
 
+def test_circuits_are_told_by_what_they_are() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    breaker.failed("b")
+    assert breaker.circuits == {"a": "open"}
+    clock.now += OPEN_S
+    assert breaker.circuits == {"a": "half-open"}
+    breaker.begin("a")
+    assert breaker.circuits == {"a": "half-open"}
+    breaker.succeeded("a")
+    assert breaker.circuits == {}
+
+
 def test_a_success_between_them_begins_the_row_anew() -> None:
     breaker = Breaker(Clock())
     for _ in range(3):

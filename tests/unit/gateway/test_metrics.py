@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from gateway import metrics as measured
 from gateway.metrics import CALL_PARTS, Call, Metrics
 from gateway.prefixes import Index
+from kvstore.errors import BrokerUnreachable
+from kvstore.ledger import Ledger
 from kvstore.orphans import Rehomed
 from kvstore.parts import Parts, Spent
 from octavo.v1.inference_pb2 import Route
+
+if TYPE_CHECKING:
+    from kvstore.jobs import Jobs
 
 
 @pytest.fixture
@@ -92,6 +99,42 @@ def test_parts_the_broker_and_the_process_are_shown() -> None:
     if sys.platform == "linux":
         assert seconds is not None
         assert seconds > 0
+
+
+def test_workers_by_state_and_whether_the_broker_answers() -> None:
+    metrics, states, up = Metrics(), {"ready": 2, "draining": 1}, [True]
+    metrics.watch_fleet(lambda: states, lambda: up[0])
+    shown = metrics.registry.get_sample_value
+    assert [shown("octavo_workers", {"state": each}) for each in states] == [2, 1]
+    assert shown("octavo_broker_up") == 1
+    # What is known of the fleet is old: nothing is shown rather than what may be wrong.
+    states.clear()
+    up[0] = False
+    assert shown("octavo_workers", {"state": "ready"}) is None
+    assert shown("octavo_broker_up") == 0
+
+
+async def test_the_ledger_is_shown_as_last_read_and_not_without_a_broker() -> None:
+    metrics = Metrics()
+    shown = metrics.registry.get_sample_value
+    assert shown("octavo_ledger_missing_jobs") is None
+    found = Ledger(accepted=30, finished=6, failed=5, cancelled=4, expired=3, dead=2, in_flight=1)
+
+    async def ledger() -> Ledger:
+        return found
+
+    await metrics.ledger.refresh(cast("Jobs", SimpleNamespace(ledger=ledger)))
+    assert shown("octavo_ledger_missing_jobs") == 9 == found.missing
+    counted = {each: shown("octavo_ledger_jobs", {"state": each}) for each in asdict(found)}
+    assert counted == asdict(found)
+
+    async def away() -> Ledger:
+        raise BrokerUnreachable("away")
+
+    with pytest.raises(BrokerUnreachable):
+        await metrics.ledger.refresh(cast("Jobs", SimpleNamespace(ledger=away)))
+    assert shown("octavo_ledger_missing_jobs") is None
+    assert shown("octavo_ledger_jobs", {"state": "accepted"}) is None
 
 
 def test_what_became_of_orphans_and_who_is_kept_from_jobs() -> None:

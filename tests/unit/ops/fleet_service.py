@@ -18,12 +18,25 @@ class Operators(fleet_pb2_grpc.FleetServicer):
     """`asked` has the requests that it got."""
 
     def __init__(
-        self, *, ledger: fleet_pb2.LedgerResponse | None = None, dead: tuple[fleet_pb2.Dead, ...] = ()
+        self,
+        *,
+        ledger: fleet_pb2.LedgerResponse | None = None,
+        dead: tuple[fleet_pb2.Dead, ...] = (),
+        workers: tuple[fleet_pb2.Worker, ...] = (),
     ) -> None:
         self.asked: list[Any] = []
         self.target = ""
         self._ledger = ledger
         self._dead = dead
+        self._workers = workers
+
+    def ListWorkers(self, request: Any, _context: grpc.ServicerContext) -> fleet_pb2.ListWorkersResponse:  # noqa: N802
+        self.asked.append(request)
+        return fleet_pb2.ListWorkersResponse(workers=self._workers)
+
+    def GetQueues(self, request: Any, _context: grpc.ServicerContext) -> fleet_pb2.GetQueuesResponse:  # noqa: N802
+        self.asked.append(request)
+        return fleet_pb2.GetQueuesResponse()
 
     def Ledger(self, request: Any, context: grpc.ServicerContext) -> fleet_pb2.LedgerResponse:  # noqa: N802
         self.asked.append(request)

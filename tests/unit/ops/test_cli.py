@@ -32,7 +32,7 @@ def test_every_command_loads_and_explains_itself(name: str) -> None:
 
 
 def test_commands_that_print_data_can_print_json() -> None:
-    for name in ("generate", "queue", "workers", "explain", "ledger", "bench", "demo"):
+    for name in ("generate", "queue", "workers", "top", "explain", "ledger", "bench", "demo"):
         command = main.get_command(click.Context(main), name)
         assert command is not None
         assert "--json" in {flag for param in command.params for flag in param.opts}, name
