@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import signal
 from dataclasses import asdict
 
@@ -13,8 +12,10 @@ import click
 from gateway.config import GatewayConfig
 from gateway.router import Policy
 from gateway.server import Gateway
+from kvstore import logs
 from kvstore.errors import KvError
 from kvstore.ranges import THREADS, Finite
+from kvstore.registry import new_incarnation
 
 DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 
@@ -55,6 +56,7 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
+@click.option("--log-format", type=click.Choice(logs.FORMATS), default=DEFAULTS.log_format, help="Of what it logs.")
 @click.option("--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts.")
 def command(**options: object) -> None:
     """Serve gRPC, and HTTP with --http-port, on behalf of a fleet of workers.
@@ -62,16 +64,17 @@ def command(**options: object) -> None:
     Prints one line when it serves: "ready" and a JSON object with the addresses. Logs go to stderr. Every option is
     also read from OCTAVO_<NAME>.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config, incarnation = GatewayConfig(**options), new_incarnation()  # type: ignore[arg-type]
+    logs.configure(config.log_format, role="gateway", incarnation=incarnation)
     try:
-        asyncio.run(serve(GatewayConfig(**options)))  # type: ignore[arg-type]
+        asyncio.run(serve(config, incarnation))
     except (KvError, OSError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from error
+        raise logs.Ends(str(error), config.log_format) from error
 
 
-async def serve(config: GatewayConfig) -> None:
+async def serve(config: GatewayConfig, incarnation: str) -> None:
     """Runs a gateway until SIGTERM or SIGINT, and through its drain."""
-    gateway = Gateway(config)
+    gateway = Gateway(config, incarnation)
     ready = await gateway.start()
     stop, hurry = asyncio.Event(), asyncio.Event()
 

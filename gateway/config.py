@@ -6,6 +6,7 @@ import errno
 import socket
 from dataclasses import dataclass
 
+from kvstore.logs import TEXT
 from kvstore.page_store import TTL_S
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -36,7 +37,7 @@ class GatewayConfig:
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
     the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
     forget one. `grace_s` is how long streams may go on after SIGTERM, in
-    seconds.
+    seconds. `log_format` is one of ``kvstore.logs.FORMATS``.
     """
 
     redis: str
@@ -53,6 +54,7 @@ class GatewayConfig:
     max_streams: int = 1024
     grace_s: float = 30.0
     tokenizer_threads: int = 2
+    log_format: str = TEXT
 
 
 class PortError(OSError):

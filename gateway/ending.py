@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.errors import JobLost
 from gateway.pauses import pauses
 from kvstore.errors import BrokerError
+from kvstore.logs import about
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -103,9 +104,13 @@ class Endings:
             other.callers |= gone.callers
             other.returning |= gone.returning
         elif len(self._waiting) >= MAX_WAITING:
-            logger.error("job %s runs on for nobody: %d others wait to be ended: %s", request_id, MAX_WAITING, error)
+            logger.error(
+                "job %s runs on for nobody: %d others wait to be ended: %s",
+                *(request_id, MAX_WAITING, error),
+                extra=about(request_id),
+            )
         else:
-            logger.info("job %s is to be ended once the broker answers: %s", request_id, error)
+            logger.info("job %s is to be ended once the broker answers: %s", request_id, error, extra=about(request_id))
             self._waiting[request_id] = gone
         if self._trying is None or self._trying.done():
             self._trying = self._tasks.spawn(self._try_again(), name="end what waits")
@@ -130,7 +135,8 @@ async def _accepted(left: Left) -> bool:
     except (BrokerError, JobLost) as error:
         if not left.asked():
             return False
-        logger.info("whether job %s was accepted is unknown: %s", left.stream.request_id, error)
+        request_id = left.stream.request_id
+        logger.info("whether job %s was accepted is unknown: %s", request_id, error, extra=about(request_id))
         return True
     except Exception:
         return False  # refused: there is no job of ours

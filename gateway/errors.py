@@ -31,6 +31,7 @@ from typing import Final
 import grpc
 
 from kvstore import errors as kv
+from kvstore.logs import noted
 from octavo.v1 import job_pb2
 
 logger = logging.getLogger(__name__)
@@ -187,10 +188,10 @@ def status_of(error: Exception) -> Status:
     if (status := lookup(error)) is not None:
         trouble = error if isinstance(error, kv.BrokerError) else error.__cause__
         if isinstance(trouble, kv.BrokerError):
-            logger.error("a call failed on the broker: %s", trouble)
+            logger.error("a call failed on the broker: %s", trouble, extra=noted(error))
         return status
     error_id = secrets.token_hex(4)
-    logger.error("internal error %s", error_id, exc_info=error)
+    logger.error("internal error %s", error_id, exc_info=error, extra=noted(error))
     return Status(grpc.StatusCode.INTERNAL, f"internal error {error_id}")
 
 

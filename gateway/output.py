@@ -157,7 +157,9 @@ class Output:
                     late=deadline_passed(context),
                     returning=isinstance(error, (BrokerError, JobLost)) and not isinstance(error, JobDiffers),
                 )
-                self._tasks.spawn(self._endings.end(left), name=f"end {stream.request_id}")
+                self._tasks.spawn(
+                    self._endings.end(left), name=f"end {stream.request_id}", request_id=stream.request_id
+                )
             raise
         finally:
             submission.add_done_callback(self._let_go)  # it may be on its way still
@@ -214,7 +216,11 @@ class Output:
         if asked.failed is not None:
             if asked.failed.failure == job_pb2.FAILURE_INTERNAL:
                 # Beside the call: its caller has waited for all that there is.
-                self._tasks.spawn(self._blame(stream.request_id, sent), name=f"blame for {stream.request_id}")
+                self._tasks.spawn(
+                    self._blame(stream.request_id, sent),
+                    name=f"blame for {stream.request_id}",
+                    request_id=stream.request_id,
+                )
         elif finish in BY_ITSELF:
             alone = asked.ran_by if stream.usage.attempts == stream.restarts + 1 else ""
             self._dispatch.succeeded(asked.call.model, stream.usage.completion_tokens / stream.choices, alone)

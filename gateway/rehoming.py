@@ -10,6 +10,7 @@ from gateway.models import most_common
 from gateway.placing import Need
 from gateway.prefixes import PromptHashes
 from kvstore.errors import BrokerAuth, BrokerUnreachable
+from kvstore.logs import about
 from kvstore.orphans import Rehomed, Target
 from kvstore.registry import READY
 
@@ -65,7 +66,11 @@ class Rehoming:
                     # Those behind it must not wait for somebody to mend it.
                     failing.add(orphan.request_id)
                     if orphan.request_id not in self._failing:
-                        logger.exception("job %s of worker %s can't be moved", orphan.request_id, orphan.worker)
+                        logger.exception(
+                            "job %s of worker %s can't be moved",
+                            *(orphan.request_id, orphan.worker),
+                            extra=about(orphan.request_id),
+                        )
         finally:
             self._failing = frozenset(failing)
             for promise in promises:

@@ -16,6 +16,7 @@ from gateway.place import Delivery, Offer, Place
 from kvstore import token_log
 from kvstore.errors import BrokerAuth, BrokerError
 from kvstore.jobs import JobRecord, JobState
+from kvstore.logs import note
 from kvstore.records import MOST_TOKENS
 from kvstore.submissions import new_caller
 from octavo.v1 import inference_pb2
@@ -89,6 +90,8 @@ class Stream:
         if self._timer is not None:
             self._timer.cancel()
         self._relay.remove(self)
+        if error is not None:
+            note(error, self.request_id)
 
     @property
     def choices(self) -> int:

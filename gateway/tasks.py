@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import BrokerError
+from kvstore.logs import about
 from kvstore.outage import Outage
 
 if TYPE_CHECKING:
@@ -28,11 +30,14 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, work: Coroutine[Any, Any, T], *, name: str, awaited: bool = False) -> asyncio.Task[T]:
-        """Starts `work`. Its failure is logged, unless it is `awaited`: then it is for whoever awaits it to handle."""
+    def spawn(
+        self, work: Coroutine[Any, Any, T], *, name: str, awaited: bool = False, request_id: str = ""
+    ) -> asyncio.Task[T]:
+        """Starts `work`. Its failure is logged, unless it is `awaited`: then it is for whoever awaits it to handle.
+        `request_id`: of the job that it is about, if it is about one."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard if awaited else self._done)
+        task.add_done_callback(self._tasks.discard if awaited else partial(self._done, request_id))
         return task
 
     async def drain(self, timeout_s: float) -> None:
@@ -48,10 +53,10 @@ class Tasks:
                 task.cancel()
             await asyncio.wait(pending)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, request_id: str, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("task %r failed", task.get_name(), exc_info=error)
+            logger.error("task %r failed", task.get_name(), exc_info=error, extra=about(request_id))
 
 
 class Turn(Enum):

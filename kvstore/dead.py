@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
+from kvstore.logs import about
 from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class DeadJobs:
             record = job_pb2.DeadJob()
         if record.job.request_id.encode() != request_id:
             self._broker.malformed += 1
-            logger.debug("skipped %r of %s: it is not that dead job", request_id, self._broker.keys.dead)
+            logger.debug(
+                "skipped %r of %s: it is not that dead job",
+                *(request_id, self._broker.keys.dead),
+                extra=about(request_id.decode(errors="replace")),
+            )
             return None
         return record
 

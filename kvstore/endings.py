@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.keys import GROUP
 from kvstore.ledger import outcome
+from kvstore.logs import about
 from kvstore.records import Finished
 from kvstore.token_log import encode_terminal
 from octavo.v1 import inference_pb2, job_pb2
@@ -67,4 +68,4 @@ async def end_damaged(
         expect_caller=None,
     )
     if ended is Finished.ENDED:
-        logger.warning("job %s ended: %s", request_id, reason)
+        logger.warning("job %s ended: %s", request_id, reason, extra=about(request_id))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import MalformedValue
+from kvstore.logs import about
 from octavo.v1 import job_pb2
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ async def read_page(broker: Broker, request_id: str, last_id: bytes) -> tuple[li
             deliveries.append(_only(decode((fields or {}).get(FIELD, b"")), request_id))
         except MalformedValue as error:
             broker.malformed += 1
-            logger.debug("skipped %s of %s: %s", entry_id, key, error)
+            logger.debug("skipped %s of %s: %s", entry_id, key, error, extra=about(request_id))
     return deliveries, last_id, len(page) == PAGE
 
 

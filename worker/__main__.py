@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvstore import logs
 from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
 from kvstore.ranges import THREADS_OR_AUTO, Finite
+from kvstore.registry import new_incarnation
 from worker.config import MAX_ID_LENGTH, PagesConfig, WorkerConfig
 from worker.errors import LeaseLostError, StoppedError, StuckError
 from worker.model.errors import ModelError
@@ -88,6 +90,7 @@ OPTIONS = [
     *shared("--pages", "--pages-redis", "--pages-bytes", "--pages-ttl", "--spill-buffer"),
     *shared("--max-running", "--step-tokens", "--chunk-tokens", "--steal/--no-steal"),
     option("--threads", type=THREADS_OR_AUTO, default=0, help="Threads of a product; 0: one per core."),
+    option("--log-format", type=click.Choice(logs.FORMATS), default=logs.TEXT, help="Of what it logs."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
     option(
@@ -102,11 +105,12 @@ OPTIONS = [
 
 def run(**flags: object) -> None:
     """One worker: claims jobs from its Redis stream and runs them in a continuous batch."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config, incarnation = config_of(flags), new_incarnation()
+    logs.configure(config.log_format, role="worker", worker=config.id, incarnation=incarnation)
     try:
-        asyncio.run(serve(config_of(flags)))
+        asyncio.run(serve(config, incarnation))
     except (KvError, ModelError, LeaseLostError) as error:
-        raise click.ClickException(str(error)) from error
+        raise logs.Ends(str(error), config.log_format) from error
     except StuckError as error:
         # Not the ordinary way out: it would wait for the engine's thread, which may never return.
         logger.critical("%s", error)
@@ -149,7 +153,7 @@ def pages_of(given: dict[str, object], broker: str) -> PagesConfig | None:
     return None if place is None else PagesConfig(*place, **sizes)  # type: ignore[arg-type]
 
 
-async def serve(config: WorkerConfig) -> None:
+async def serve(config: WorkerConfig, incarnation: str) -> None:
     """Connects, loads, registers, serves; returns after a drain. What is wrong at first sight is told before the broker
     is waited for."""
     from prometheus_client import CollectorRegistry
@@ -174,7 +178,7 @@ async def serve(config: WorkerConfig) -> None:
         broker = await connect(config.broker)
         registry = Registry(broker)
         await registry.require_free(config.id)  # again at registration: loading takes a while
-        worker = await loaded(config, address, stop)
+        worker = await loaded(config, incarnation, address, stop)
         # What is loaded now stays: without this every full collection walks it, in the middle of a step and at exit.
         gc.collect()
         gc.freeze()
@@ -197,14 +201,13 @@ async def serve(config: WorkerConfig) -> None:
             await broker.close()
 
 
-async def loaded(config: WorkerConfig, address: str, stop: asyncio.Event) -> Assembled:
+async def loaded(config: WorkerConfig, incarnation: str, address: str, stop: asyncio.Event) -> Assembled:
     """The worker's parts, its model loaded. Raises ModelError; StoppedError when it is told to stop before that."""
-    from kvstore.registry import new_incarnation
     from worker import assemble
 
     # Not the event loop's own threads, for which it waits when it ends.
     thread = ThreadPoolExecutor(1, thread_name_prefix="load")
-    arguments = config, new_incarnation(), address, logger.info
+    arguments = config, incarnation, address, logger.info
     loading = asyncio.get_running_loop().run_in_executor(thread, assemble.build, *arguments)
     thread.shutdown(wait=False)
     stopping = asyncio.create_task(stop.wait())
@@ -217,7 +220,7 @@ async def loaded(config: WorkerConfig, address: str, stop: asyncio.Event) -> Ass
 
 
 def serve_metrics(config: WorkerConfig, registry: CollectorRegistry) -> tuple[WSGIServer, Thread]:
-    """The server of /metrics and its thread. Raises ClickException for a port that can't be listened on."""
+    """The server of /metrics and its thread. Raises Ends for a port that can't be listened on."""
     from prometheus_client import start_http_server
 
     try:
@@ -227,7 +230,8 @@ def serve_metrics(config: WorkerConfig, registry: CollectorRegistry) -> tuple[WS
         if error.errno == errno.EADDRINUSE:
             hint = "choose another port with --metrics-port, or any free one with --metrics-port 0"
         where = f"{config.host}:{config.metrics_port}"
-        raise click.ClickException(f"cannot listen on {where}: {error.strerror or error}; {hint}") from error
+        told = f"cannot listen on {where}: {error.strerror or error}; {hint}"
+        raise logs.Ends(told, config.log_format) from error
 
 
 def tell_ready(info: WorkerInfo) -> None:

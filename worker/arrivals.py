@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore import token_log
 from kvstore.errors import BrokerAuth, BrokerFull, BrokerUnreachable
+from kvstore.logs import about
 from kvstore.outage import Outage, Refusals
 from octavo.v1 import job_pb2
 from worker.past import Gathered, PastLost, RolledBack
@@ -141,10 +142,15 @@ class Arrivals:
         except PastLost as lost:
             await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, str(lost))
         except BrokerAuth as error:
-            logger.error("job %s ended, as its log may not be read: %s", request.request_id, error)
+            logger.error(
+                "job %s ended, as its log may not be read: %s",
+                request.request_id,
+                error,
+                extra=about(request.request_id),
+            )
             await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, REFUSED)
         except Exception:  # a fault of ours, or a log that is none: the job must not be left to nobody
-            logger.exception("going on with %s failed", request.request_id)
+            logger.exception("going on with %s failed", request.request_id, extra=about(request.request_id))
             await self._fail(job, job_pb2.FAILURE_INTERNAL, UNREADABLE)
         else:
             if self._ours(job):

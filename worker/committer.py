@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import CommitGap, KvError
 from kvstore.jobs import Commit, Jobs
+from kvstore.logs import about
 from kvstore.outage import Outage, Refusals
 from octavo.v1 import inference_pb2, job_pb2
 from worker.past import RolledBack
@@ -163,8 +164,12 @@ class Committer:
             try:
                 committed = await self._jobs.commit(self._worker, self._incarnation, deliveries, change, entries)
             except CommitGap as gap:
-                logger.error("%s", gap)
                 for request_id, known in gap.expected.items():
+                    logger.error(
+                        "job %s: the broker lacks tokens that were committed; by choice it has those before %s",
+                        *(request_id, known),
+                        extra=about(request_id),
+                    )
                     # Of several jobs with this id Redis has the last; all else is refused.
                     last = [each for each in kept if each[0].request_id == request_id][-1]
                     lost[job_of(last)] = await self._lost(last, known)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstore.logs import TEXT
+
 if TYPE_CHECKING:
     from kvstore.client import BrokerConfig
 
@@ -60,6 +62,8 @@ class WorkerConfig:
     """Threads of a product; 0: one per core."""
     kernels: str = "auto"
     """Which build of the native kernels: ``auto``, ``none``, or one of ``worker.kernels.native.library.LEVELS``."""
+    log_format: str = TEXT
+    """One of ``kvstore.logs.FORMATS``."""
     host: str = "127.0.0.1"
     metrics_port: int = 0
     grace: float = 30.0

@@ -97,7 +97,7 @@ async def test_who_is_told_to_stop_while_the_model_is_loaded_does_not_wait_for_i
     monkeypatch.setattr(assemble, "build", lambda *_: (begun.set(), goes_on.wait()))
     config = WorkerConfig(id="w9", broker=BrokerConfig("unused"), model="m", cache_dir=tmp_path)
     stop = asyncio.Event()
-    loading = asyncio.create_task(loaded(config, "", stop))
+    loading = asyncio.create_task(loaded(config, "i", "", stop))
     try:
         await asyncio.to_thread(begun.wait, 10)
         assert not loading.done()
