@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-SERVICES = ("redis", "gateway", "worker", "prometheus")
+SERVICES = ("redis", "gateway", "worker", "prometheus", "grafana")
 METRICS_PORT = 9100
 
 
@@ -50,7 +50,6 @@ def test_every_service_is_hardened_and_watched(compose: dict[str, Any], name: st
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["healthcheck"]["test"][0] == "CMD"
-    assert "inner" in service["networks"]
     # Scaling needs names and ports that are not fixed.
     assert "container_name" not in service
 
@@ -66,6 +65,20 @@ def test_the_gateway_listens_where_its_ports_lead(compose: dict[str, Any]) -> No
     gateway = compose["services"]["gateway"]
     listens = {gateway["environment"][name] for name in ("OCTAVO_GRPC_PORT", "OCTAVO_HTTP_PORT")}
     assert {port.rpartition(":")[2] for port in gateway["ports"]} == listens
+
+
+def test_all_but_grafana_meet_redis_on_a_network_without_a_way_out(compose: dict[str, Any]) -> None:
+    """Redis has no password there."""
+    inside = {name for name, each in compose["services"].items() if "inner" in each["networks"]}
+    assert inside == {*SERVICES} - {"grafana"}
+    assert compose["services"]["grafana"]["networks"] == ["console"]
+    assert "console" in compose["services"]["prometheus"]["networks"]
+
+
+def test_who_looks_at_grafana_can_not_log_in(compose: dict[str, Any]) -> None:
+    told = compose["services"]["grafana"]["environment"]
+    assert (told["GF_AUTH_DISABLE_LOGIN_FORM"], told["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
+    assert told["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
 
 
 def test_prometheus_meets_the_others_on_one_network(compose: dict[str, Any]) -> None:
