@@ -56,6 +56,7 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
+@click.option("--otlp", default=DEFAULTS.otlp, help="URL of an OpenTelemetry collector (gRPC) for traces of requests.")
 @click.option("--log-format", type=click.Choice(logs.FORMATS), default=DEFAULTS.log_format, help="Of what it logs.")
 @click.option("--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts.")
 def command(**options: object) -> None:

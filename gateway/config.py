@@ -37,7 +37,8 @@ class GatewayConfig:
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
     the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
     forget one. `grace_s` is how long streams may go on after SIGTERM, in
-    seconds. `log_format` is one of ``kvstore.logs.FORMATS``.
+    seconds. `log_format` is one of ``kvstore.logs.FORMATS``, `otlp`
+    the URL of the collector that gets traces, if there is one.
     """
 
     redis: str
@@ -55,6 +56,7 @@ class GatewayConfig:
     grace_s: float = 30.0
     tokenizer_threads: int = 2
     log_format: str = TEXT
+    otlp: str = ""
 
 
 class PortError(OSError):

@@ -13,6 +13,7 @@ from gateway.record import record_of
 from kvstore.errors import BrokerFull, QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted
 from kvstore.registry import READY
+from kvstore.tracing import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.router import Decision
     from kvstore.jobs import Jobs
     from kvstore.registry import WorkerInfo
+    from kvstore.tracing import Trace
     from octavo.v1 import job_pb2
 
 NO_LIMIT: Final = 2**31 - 1
@@ -48,6 +50,8 @@ class Order:
     """Only such a one will do, if the fingerprint is known."""
     accepted: bool = False
     """The fleet has taken it before: full queues are no reason to refuse it."""
+    trace: Trace = UNTRACED
+    """Of the call that it is for."""
     offered: bool = False
     """It is on its way to a worker, or there: false again once that is known to have failed."""
 
@@ -103,9 +107,11 @@ class Dispatch:
         full: QueueFull | None = None
         wait_s = 0.0
         for _ in range(MAX_TRIES):
+            began = time.monotonic()
             offer = await self._placing.place(need, workers) if workers else None
             if offer is None:
                 break
+            order.trace.part("route", began, time.monotonic())
             try:
                 return await self._offer(order, offer)
             except QueueFull as error:
@@ -154,7 +160,7 @@ class Dispatch:
             # Only now: what came before this took its time.
             deadline_ms = milliseconds(order.remaining_s())
             record = record_of(offer.decision, order.job.request_id, offer.index, time.time_ns() // 1_000_000)
-            order.offered = True
+            order.offered, began = True, time.monotonic()
             submitted = await self._jobs.submit(
                 order.job,
                 digest=order.digest,
@@ -169,6 +175,7 @@ class Dispatch:
                 route=record.SerializeToString(),
             )
             stands = submitted is Submitted.ACCEPTED
+            order.trace.part("submit", began, time.monotonic())
         except (SubmitError, BrokerFull, DeadlinePassed):
             applied = order.offered = False
             raise

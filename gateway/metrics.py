@@ -15,12 +15,15 @@ from gateway.gauges import Count, Gauges, LedgerGauges, QueueGauges
 from gateway.prefixes import Index
 from kvstore.orphans import Rehomed
 from kvstore.parts import Parts, PartsCollector
+from kvstore.tracing import UNTRACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from threading import Thread
     from wsgiref.simple_server import WSGIServer
 
+    from gateway.rpc import Context
+    from kvstore.tracing import Tracing
     from octavo.v1 import inference_pb2
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -32,10 +35,16 @@ submitting it; and from each delivery that the doorbell brought to the response 
 _TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
 
 
+FINISHES: Final = ("stop", "length", "cancelled")
+"""Outcomes of calls that did not fail."""
+
+
 class Metrics:
     """The instruments of one gateway, and the endpoint that shows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing = UNTRACED) -> None:
+        """``tracing``: what is to be told of each call besides."""
+        self.tracing = tracing
         self.registry = CollectorRegistry()
         self.queues = QueueGauges()
         self.registry.register(self.queues)
@@ -166,12 +175,21 @@ def _call(server_address: Any) -> None:
     socket.create_connection(server_address[:2], timeout=1).close()
 
 
+def traceparent_of(context: Context) -> str:
+    """What the caller says of its trace; empty: nothing."""
+    told = [value for key, value in context.invocation_metadata() or () if key == "traceparent"]
+    return told[0] if told and isinstance(told[0], str) else ""
+
+
 class Call:
     """The measurements of one Generate or Attach call, from its arrival."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, context: Context | None = None) -> None:
+        """``context``: of the gRPC call, which may be a part of its caller's trace."""
         self._metrics = metrics
         self._began = self._last = self._lap = time.monotonic()
+        parent = "" if context is None or metrics.tracing is UNTRACED else traceparent_of(context)
+        self.trace = metrics.tracing.begin("octavo.request", self._began, parent, serves=True)
         self._has_output = False
         self.model = ""
         """Set once the model is found: names that clients make up must not become time series."""
@@ -183,6 +201,8 @@ class Call:
         """One of the parts is done that follow on each other from the call's arrival on."""
         now = time.monotonic()
         self._metrics.parts.add(part, now - self._lap)
+        if part != "send":  # whoever routes and submits tells of its parts
+            self.trace.part(part, self._lap, now)
         self._lap = now
 
     def output(self, tokens: int, heard: float) -> None:
@@ -195,6 +215,8 @@ class Call:
                 self._metrics.output_token_seconds.observe((now - self._last) / tokens)
             else:
                 self._metrics.first_token_seconds.observe(now - self._began)
+                self.trace.part("first token", self._lap, now)
+                self._lap = now
         self._has_output = self._has_output or tokens > 0
         self._last = now
 
@@ -211,5 +233,10 @@ class Call:
 
     def end(self, outcome: str) -> None:
         """The call is over. `outcome`: a finish reason or a status code, in lower case."""
+        now = time.monotonic()
+        if self._has_output:
+            self.trace.part("relay", self._lap, now)
+        self.trace.tell(model=self.model)
+        self.trace.end(outcome, now, failed=outcome not in FINISHES)
         self._metrics.streams.dec()
         self._metrics.requests.labels(model=self.model, outcome=outcome).inc()

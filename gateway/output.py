@@ -67,7 +67,11 @@ class Asked:
         if self.order is None:
             if self.make is None:
                 raise JobGone("the job is no longer in the broker")
-            self.order = await self.make()
+            order, trace = await self.make(), self.call.trace
+            # Whoever runs it goes on with this call's trace.
+            order.job.traceparent, order.trace = trace.parent, trace
+            trace.tell(request_id=order.job.request_id, prompt_tokens=len(order.job.prompt_token_ids))
+            self.order = order
         return self.order
 
     def offered(self) -> bool:

@@ -36,6 +36,7 @@ from kvstore.errors import BrokerError
 from kvstore.jobs import Jobs
 from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import HEARTBEAT_S, Registry, new_incarnation
+from kvstore.tracing import tracing
 
 if TYPE_CHECKING:
     from gateway.config import GatewayConfig
@@ -77,7 +78,7 @@ class Gateway:
     """One gateway. ``start``, then ``stop`` once."""
 
     def __init__(self, config: GatewayConfig, incarnation: str | None = None) -> None:
-        """``incarnation``: what this life is called; None: a new name."""
+        """``incarnation``: what this life is called; None: a new name. Raises TracingUnavailable."""
         self._config = config
         self.incarnation = incarnation or new_incarnation()
         self._stack = AsyncExitStack()
@@ -87,7 +88,8 @@ class Gateway:
         self._pages: Stored | None = None
         self._server = grpc.aio.server(options=OPTIONS)
         self._http: HttpServer | None = None
-        self.metrics = Metrics()
+        self._tracing = tracing(config.otlp, role="gateway", incarnation=self.incarnation)
+        self.metrics = Metrics(self._tracing)
 
     async def start(self) -> Ready:
         """Connects and serves. Raises BrokerError; before the broker is waited for, PortError for a port that can't be
@@ -98,6 +100,7 @@ class Gateway:
         if config.http_port is not None:
             require_port(config.host, config.http_port, "--http-port")
         store = open_store(config.pages, config.pages_redis, config.redis, config.namespace, config.pages_ttl)
+        self._stack.push_async_callback(self._tracing.close)
         try:
             if store is not None:
                 self._pages = Stored(store)

@@ -115,7 +115,7 @@ class InferenceService:
         A coroutine that writes, not a generator that yields: grpc cancels the task of a call, and a generator that is
         suspended in a yield would not notice.
         """
-        call = Call(self._metrics)
+        call = Call(self._metrics, context)
         self._open += 1
         self._idle.clear()
         outcome = "internal"

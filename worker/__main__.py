@@ -24,6 +24,7 @@ from kvstore.errors import KvError
 from kvstore.keys import DEFAULT_NAMESPACE
 from kvstore.ranges import THREADS_OR_AUTO, Finite
 from kvstore.registry import new_incarnation
+from kvstore.tracing import tracing
 from worker.config import MAX_ID_LENGTH, PagesConfig, WorkerConfig
 from worker.errors import LeaseLostError, StoppedError, StuckError
 from worker.model.errors import ModelError
@@ -90,6 +91,7 @@ OPTIONS = [
     *shared("--pages", "--pages-redis", "--pages-bytes", "--pages-ttl", "--spill-buffer"),
     *shared("--max-running", "--step-tokens", "--chunk-tokens", "--steal/--no-steal"),
     option("--threads", type=THREADS_OR_AUTO, default=0, help="Threads of a product; 0: one per core."),
+    option("--otlp", default="", help="URL of an OpenTelemetry collector (gRPC) that gets traces of requests."),
     option("--log-format", type=click.Choice(logs.FORMATS), default=logs.TEXT, help="Of what it logs."),
     option("--host", default="127.0.0.1", help="Address that metrics are served on."),
     option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Port of /metrics; 0: any free one."),
@@ -166,6 +168,7 @@ async def serve(config: WorkerConfig, incarnation: str) -> None:
     from worker.pages import Pages, open_store
 
     look(config.model, dtype=config.dtype, device=config.device)
+    traced = tracing(config.otlp, role="worker", worker=config.id, incarnation=incarnation)
     store = None if config.pages is None else open_store(config.pages, config.broker.namespace)
     stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -187,7 +190,7 @@ async def serve(config: WorkerConfig, incarnation: str) -> None:
         pages = None
         if config.pages is not None and store is not None:
             pages = Pages(config.pages, store, worker.form, PageMetrics(prometheus))
-        metrics = WorkerMetrics(prometheus)
+        metrics = WorkerMetrics(prometheus, traced)
         loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, metrics, pages)
         tell_ready(worker.info)
         await until_stopped(loop, stop, hurry)
@@ -199,6 +202,7 @@ async def serve(config: WorkerConfig, incarnation: str) -> None:
             await store.close()
         if broker is not None:
             await broker.close()
+        await traced.close()
 
 
 async def loaded(config: WorkerConfig, incarnation: str, address: str, stop: asyncio.Event) -> Assembled:

@@ -62,6 +62,8 @@ class WorkerConfig:
     """Threads of a product; 0: one per core."""
     kernels: str = "auto"
     """Which build of the native kernels: ``auto``, ``none``, or one of ``worker.kernels.native.library.LEVELS``."""
+    otlp: str = ""
+    """URL of the collector that gets traces; empty: nothing is traced."""
     log_format: str = TEXT
     """One of ``kvstore.logs.FORMATS``."""
     host: str = "127.0.0.1"

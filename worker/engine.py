@@ -164,7 +164,8 @@ class Engine:
         spilled, failures = self.paging.take() if self.paging is not None else ((), [])
         doubted, self._doubted = self._doubted, []
         told = tuple(ran.failures + failures)
-        return StepOutput(tuple(outputs), stats, told, self.take_events(), spilled, tuple(doubted))
+        admitted = self._scheduler.take_admitted()
+        return StepOutput(tuple(outputs), stats, told, self.take_events(), spilled, tuple(doubted), admitted)
 
     def take_events(self) -> tuple[Event, ...]:
         """What became of the pool's offers since the last step or call: aborts between steps may evict."""

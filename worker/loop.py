@@ -264,6 +264,7 @@ class WorkerLoop:
         self._drop(ended, "dropped")
         for claim in claims:
             self._stealing.arrived()
+            self._metrics.traces.claimed(claim, now)
             self._arrivals.take(claim, now)
         for request_id in self._journal.expired(now):
             self._stepper.abort(request_id)
@@ -279,7 +280,7 @@ class WorkerLoop:
         for request_id in request_ids:
             if self._journal.drop(request_id) is not None:
                 self._stepper.abort(request_id)
-                self._metrics.ended(why)
+                self._metrics.dropped(request_id, why)
 
     async def _hand_over(self, deliveries: list[job_pb2.Delivery]) -> None:
         await self._committer.put(deliveries)
@@ -290,6 +291,7 @@ class WorkerLoop:
         refused = outcome is Commit.FENCED
         if last:
             self._intake.ended(delivery.request_id, entry, delivery.attempt, refused=refused)
+            self._metrics.traces.settled(delivery, time.monotonic(), refused=refused)
         if refused:
             self._metrics.fenced.inc()
             self._intake.drop(delivery.request_id, delivery.attempt)

@@ -14,14 +14,17 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from kvstore.parts import Parts, PartsCollector
+from kvstore.tracing import UNTRACED
 from worker.scheduling.ages import BOUNDS_S
 from worker.scheduling.block import EventKind
+from worker.traces import Traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from prometheus_client import Metric
 
+    from kvstore.tracing import Tracing
     from octavo.v1 import job_pb2
     from worker.scheduling.ages import Ages
     from worker.scheduling.block import Event
@@ -38,7 +41,8 @@ its results, and making deliveries of them."""
 class WorkerMetrics:
     """What one worker counts. Gauges are set from the engine's own figures, so they can't drift."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tracing: Tracing = UNTRACED) -> None:
+        self.traces = Traces(tracing)
         self.jobs = Counter("octavo_jobs", "Jobs ended by this worker", ["outcome"], registry=registry)
         self.fenced = Counter("octavo_fenced", "Writes refused because the job had moved on", registry=registry)
         self.resumed = Counter(
@@ -122,6 +126,11 @@ class WorkerMetrics:
     def ended(self, outcome: str) -> None:
         self.jobs.labels(outcome).inc()
 
+    def dropped(self, request_id: str, why: str) -> None:
+        """A job goes on elsewhere, or is over."""
+        self.ended(why)
+        self.traces.ended(request_id, why, time.monotonic(), failed=True)
+
     def went_on(self, after: str) -> None:
         """A job goes on from its log: after another ``attempt`` or a ``gap``."""
         self.resumed.labels(after).inc()
@@ -131,11 +140,12 @@ class WorkerMetrics:
         self.step_tokens.observe(stats.tokens)
         self.step_sequences.observe(stats.sequences)
 
-    def taken(self, stepped: Stepped, deliveries: Iterable[job_pb2.Delivery], began: float, ended: float) -> None:
+    def taken(self, stepped: Stepped, deliveries: Sequence[job_pb2.Delivery], began: float, ended: float) -> None:
         """How long a step's results waited to be taken, at ``began``, to become deliveries until ``ended``, and what
         jobs with their first waited for that step."""
         self.parts.add("take", began - stepped.ended)
         self.parts.add("record", ended - began)
+        self.traces.stepped(stepped, deliveries)
         for delivery in deliveries:
             if delivery.HasField("route"):
                 self.parts.add("wait", delivery.route.prefill_ms / 1000 - (stepped.ended - stepped.began))

@@ -179,3 +179,5 @@ class StepOutput:
     """Pages of what was evicted since the last step, as far as there was leave to read them."""
     doubted: tuple[BlockHash, ...] = ()
     """Prefixes whose keys and values are in doubt: their pages must not be used, wherever they are."""
+    admitted: tuple[str, ...] = ()
+    """Requests that took part for the first time."""

@@ -85,6 +85,7 @@ class Scheduler:
         """Those of the preemptions that made place for a higher priority."""
         self.prefix_queried = 0
         self.prefix_hit = 0
+        self._admitted: list[str] = []
         announcements = Announcements()
         self._tables = Tables(pool, announcements)
         self._admissions = Admissions(pool, self.running, self.waiting, announcements, self.max_running)
@@ -175,6 +176,11 @@ class Scheduler:
         self.token_budget = min(self.token_budget, max(self.token_budget // 2, least, 1))
         self._good_steps = 0
 
+    def take_admitted(self) -> tuple[str, ...]:
+        """Requests with a sequence that was admitted for the first time since the last call."""
+        admitted, self._admitted = tuple(self._admitted), []
+        return admitted
+
     def check_integrity(self) -> None:
         """Between steps: raise IntegrityError unless lines, tables and pool agree."""
         self._tables.check_integrity(self.running)
@@ -250,6 +256,7 @@ class Scheduler:
         # Only at the first admission: what a recompute finds is the sequence's own work, no saving to speak of.
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
+            self._admitted.append(sequence.request.request_id)
             if not sequence.unscored:
                 self.prefix_queried += sequence.num_prompt
                 self.prefix_hit += sequence.num_computed

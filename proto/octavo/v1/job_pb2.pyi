@@ -26,7 +26,7 @@ FAILURE_INTERNAL: Failure
 FAILURE_DEAD: Failure
 
 class Job(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "stopping", "n", "priority", "cache_salt", "logprobs", "prompt_logprobs", "detached")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "stopping", "n", "priority", "cache_salt", "logprobs", "prompt_logprobs", "detached", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class Job(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -49,7 +50,8 @@ class Job(_message.Message):
     logprobs: int
     prompt_logprobs: int
     detached: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., detached: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class DeadJob(_message.Message):
     __slots__ = ("job", "reason", "attempts", "worker", "died_unix_ms")

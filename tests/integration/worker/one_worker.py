@@ -13,6 +13,7 @@ from kvstore import token_log
 from kvstore.client import BrokerConfig
 from kvstore.jobs import Jobs, JobState, Submitted
 from kvstore.registry import Registry, new_incarnation
+from kvstore.tracing import UNTRACED
 from octavo.v1 import job_pb2
 from tests.support.waiting import until
 from worker import assemble
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvstore.client import Broker
+    from kvstore.tracing import Tracing
 
 GATEWAY = "00000000000000aa"
 OTHER_GATEWAY = "00000000000000bb"
@@ -132,6 +134,7 @@ async def running_worker(
     cache_tokens: int | None = None,
     steal: bool = True,
     pages: PagesConfig | None = None,
+    tracing: Tracing = UNTRACED,
     ends_with: type[BaseException] | None = None,
 ) -> AsyncIterator[Fleet]:
     """A worker that drains at the end, or, with `ends_with`, has been made to fail by then."""
@@ -160,7 +163,7 @@ async def running_worker(
     outside = None
     if pages is not None:
         outside = Pages(pages, open_store(pages, broker.keys.namespace), worker.form, PageMetrics(metrics))
-    loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics), outside)
+    loop = WorkerLoop(config, broker, worker.engine, worker.info, worker.card, WorkerMetrics(metrics, tracing), outside)
     running = asyncio.create_task(loop.run())
     try:
         yield Fleet(broker, worker, loop, running, metrics)
