@@ -27,6 +27,7 @@ from kvstore.limits import (
     MAX_STOP_BYTES,
     MAX_STOP_TOKENS,
     MAX_STOPS,
+    MAX_STRUCTURE_BYTES,
     MAX_TEMPERATURE,
     MAX_TOP,
     MIN_REPETITION,
@@ -68,6 +69,8 @@ def check(request: inference_pb2.GenerateRequest) -> None:
     _check_output(request)
     _check_sampling(request.sampling)
     _check_stopping(request.stopping)
+    if request.HasField("structure"):
+        _check_structure(request)
     salt_bytes = len(request.cache_salt.encode())
     if salt_bytes > MAX_SALT_BYTES:
         raise AdmissionError("cache_salt", shown(request.cache_salt), f"must have at most {MAX_SALT_BYTES} bytes")
@@ -135,6 +138,7 @@ def resolve(
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         detached=request.detached,
+        structure=request.structure if request.HasField("structure") else None,
     )
     give(job, prompt)
     return job
@@ -234,6 +238,26 @@ def _check_stopping(stopping: inference_pb2.Stopping) -> None:
     if len(stopping.stop_token_ids) > MAX_STOP_TOKENS:
         size = f"{len(stopping.stop_token_ids)} ids"
         raise AdmissionError("stopping.stop_token_ids", size, f"must be at most {MAX_STOP_TOKENS}")
+
+
+def _check_structure(request: inference_pb2.GenerateRequest) -> None:
+    """Whether it can be compiled is found out elsewhere: ``gateway.structures``."""
+    structure = request.structure
+    match structure.WhichOneof("kind"):
+        case None:
+            raise AdmissionError("structure", "empty", "one of json_schema, regex and json_object is needed")
+        case "json_object":
+            if not structure.json_object:
+                raise AdmissionError(
+                    "structure.json_object", "false", "must be true; leave structure out for free text"
+                )
+        case kind:
+            text = getattr(structure, kind)
+            if not 1 <= (size := len(text.encode())) <= MAX_STRUCTURE_BYTES:
+                raise AdmissionError(f"structure.{kind}", f"{size} bytes", f"must have 1 to {MAX_STRUCTURE_BYTES}")
+    if request.stopping.ignore_eos:
+        limit = "must be false with a structure, whose end is the answer's"
+        raise AdmissionError("stopping.ignore_eos", "true", limit)
 
 
 def _max_tokens(stopping: inference_pb2.Stopping, prompt: int, context: int) -> int:

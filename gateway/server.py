@@ -28,6 +28,7 @@ from gateway.rehoming import Rehoming
 from gateway.relay import Relay
 from gateway.router import Policy
 from gateway.service import InferenceService
+from gateway.structures import Structures
 from gateway.tasks import Tasks, every
 from gateway.tokenize import TokenizerPool
 from kvstore.client import BrokerConfig, connect
@@ -172,6 +173,8 @@ class Gateway:
         self._stack.push_async_callback(relay.close)
         self._tokenizers = tokenizers = TokenizerPool(config.tokenizer_threads)
         self._stack.push_async_callback(tokenizers.close)
+        structures = Structures()
+        self._stack.push_async_callback(structures.close)
         self._stack.push_async_callback(self._tasks.cancel)
         self._models = models = Models(registry, tokenizers, self._tasks)
         placing = Placing(
@@ -188,6 +191,7 @@ class Gateway:
         self._inference = InferenceService(
             models=models,
             tokenizers=tokenizers,
+            structures=structures,
             output=output,
             relay=relay,
             jobs=jobs,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.models import Models, Served
     from gateway.relay import Relay
     from gateway.rpc import Context
+    from gateway.structures import Structures
     from gateway.tokenize import TokenizerPool
     from kvstore.jobs import Jobs
 
@@ -42,6 +43,7 @@ class InferenceService:
         *,
         models: Models,
         tokenizers: TokenizerPool,
+        structures: Structures,
         output: Output,
         relay: Relay,
         jobs: Jobs,
@@ -50,6 +52,7 @@ class InferenceService:
     ) -> None:
         self._models = models
         self._tokenizers = tokenizers
+        self._structures = structures
         self._output = output
         self._relay = relay
         self._jobs = jobs
@@ -188,6 +191,8 @@ class InferenceService:
         """What to submit. The same at every gateway and every time, while the model's limits are the same."""
         served = await self._models.find(request.model)
         call.model = served.name
+        if request.HasField("structure"):
+            await self._structures.check(request.structure)
         call.lap("check")
         job = admission.resolve(
             request,

@@ -41,8 +41,12 @@ MAX_TOP = 20
 MAX_PROMPT_LOGPROBS = 131072
 """Log-probabilities of one prompt: they travel in one chunk, of 1.5 MB then."""
 
-MAX_REST_BYTES = 65536
-"""What a job takes beside its prompt, at most: 4096 biases of 13 bytes, 16 stop strings of 259, and little more."""
+MAX_STRUCTURE_BYTES = 65536
+"""Of a JSON schema or a regular expression that an answer is to keep to."""
+
+MAX_REST_BYTES = 65536 + MAX_STRUCTURE_BYTES
+"""What a job takes beside its prompt, at most: 4096 biases of 13 bytes, 16 stop strings of 259, a structure, and little
+more."""
 MAX_JOB_BYTES = TOKEN_BYTES * 4 * 2**20 + MAX_REST_BYTES
 """Where the context is not known. A request has 4 MiB at most, and of a byte of it comes no more than one token."""
 
@@ -64,6 +68,7 @@ def broken(job: job_pb2.Job) -> str:
         ("stopping.stop (bytes of one)", max(map(_size, stopping.stop[: MAX_STOPS + 1]), default=0), MAX_STOP_BYTES),
         ("stopping.stop_token_ids (ids)", len(stopping.stop_token_ids), MAX_STOP_TOKENS),
         ("sampling.logit_bias (entries)", len(sampling.logit_bias), MAX_BIASES),
+        ("structure (bytes)", max(map(_size, (job.structure.json_schema, job.structure.regex))), MAX_STRUCTURE_BYTES),
         ("logprobs", job.logprobs, MAX_TOP),
         ("prompt_logprobs", job.prompt_logprobs, MAX_TOP),
         ("prompt_logprobs (of all tokens)", scored, MAX_PROMPT_LOGPROBS),

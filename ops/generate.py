@@ -7,6 +7,7 @@ import re
 import sys
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -50,6 +51,9 @@ class GenerateConfig:
     stop_token: tuple[int, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    json_object: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     as_json: bool = False
@@ -95,6 +99,15 @@ class GenerateConfig:
 @click.option("--include-stop", is_flag=True, help="Keep what ended the answer in its text.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end token.")
 @click.option(
+    "--json-schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=lambda _context, _option, file: content_of(file),
+    metavar="FILE",
+    help="The answer is JSON of this schema.",
+)
+@click.option("--regex", help="The answer matches this expression, from its first to its last character.")
+@click.option("--json-object", is_flag=True, help="The answer is a JSON object.")
+@click.option(
     "--logprobs", type=ranges.TOP, help="Log-probabilities of the tokens, and of so many alternatives; with --json."
 )
 @click.option("--prompt-logprobs", type=ranges.TOP, help="The same for the prompt's tokens; with --json.")
@@ -129,6 +142,8 @@ def command(prompt: str, **values: Any) -> None:
     config = GenerateConfig(prompt=from_stdin() if prompt == "-" else prompt, **values)
     if not config.prompt:
         raise click.UsageError("PROMPT is empty")
+    if sum((config.json_schema is not None, config.regex is not None, config.json_object)) > 1:
+        raise click.UsageError("an answer has one form: --json-schema, --regex or --json-object")
     if not config.as_json and (config.logprobs, config.prompt_logprobs) != (None, None):
         raise click.UsageError("log-probabilities are shown with --json only")
     try:
@@ -151,6 +166,25 @@ def from_stdin() -> str:
         return re.sub(r"\r?\n\Z", "", sys.stdin.buffer.read().decode())
     except UnicodeDecodeError as error:
         raise click.UsageError(f"stdin is not UTF-8: {error}") from error
+
+
+def content_of(file: Path | None) -> str | None:
+    """All of a file, if there is one. Raises BadParameter when it can't be read, or is no UTF-8."""
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{file} is not UTF-8: {error}") from error
+    except OSError as error:
+        raise click.BadParameter(f"{file}: {error.strerror}") from error
+
+
+def structure_of(config: GenerateConfig) -> inference_pb2.Structure | None:
+    """The form that the answer is to have, if any."""
+    if config.json_schema is not None:
+        return inference_pb2.Structure(json_schema=config.json_schema)
+    if config.regex is not None:
+        return inference_pb2.Structure(regex=config.regex)
+    return inference_pb2.Structure(json_object=True) if config.json_object else None
 
 
 def build(config: GenerateConfig) -> inference_pb2.GenerateRequest:
@@ -185,6 +219,7 @@ def build(config: GenerateConfig) -> inference_pb2.GenerateRequest:
             ignore_eos=config.ignore_eos,
             include_stop=config.include_stop,
         ),
+        structure=structure_of(config),
     )
     if config.chat or config.system is not None:
         if config.system is not None:

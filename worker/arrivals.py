@@ -1,5 +1,5 @@
-"""How claimed jobs get to the engine: at once, or when the pages of their prompts are on their way there, or the log of
-what an earlier attempt has said is read."""
+"""How claimed jobs get to the engine: at once, or when their structure is compiled, the pages of their prompts are on
+their way there, or the log of what an earlier attempt has said is read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvstore import token_log
 from kvstore.errors import BrokerAuth, BrokerFull, BrokerUnreachable
 from kvstore.logs import about
 from kvstore.outage import Outage, Refusals
+from kvstore.structure import StructureRefused
 from octavo.v1 import job_pb2
 from worker.past import Gathered, PastLost, RolledBack
 from worker.requests import request_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kvstore.client import Broker
     from kvstore.jobs import Claim
     from kvstore.page import PageName
+    from worker.grammar import Grammars
     from worker.journal import Journal, Running
     from worker.pages import Pages
     from worker.past import Past
@@ -40,6 +42,7 @@ RETRY_S = 0.2
 UNREADABLE: Final = "the worker could not go on from what this job has said; what it logs tells why"
 """What callers are told; what was raised may name the broker."""
 REFUSED: Final = "the broker does not let the worker read what this job has said; whoever runs it must allow that"
+UNCOMPILED: Final = "the worker could not compile this job's structure; what it logs tells why"
 READERS: Final = 4
 """Jobs whose logs are read at a time: after an outage all that run here may have to go on."""
 
@@ -64,6 +67,7 @@ class Arrivals:
         journal: Journal,
         stepper: Stepper,
         pages: Pages | None,
+        grammars: Grammars,
         read_log: ReadLog,
         hand_over: HandOver,
         went_on: Callable[[str], None],
@@ -75,14 +79,20 @@ class Arrivals:
         self._journal = journal
         self._stepper = stepper
         self._pages = pages
+        self._grammars = grammars
         self._read_log = read_log
         self._hand_over = hand_over
         self._went_on = went_on
         self._give_again = give_again
         self._outage = Outage(logger, "reading what jobs have said")
         self._readers = asyncio.Semaphore(READERS)
-        self.preparing: set[asyncio.Task[None]] = set()
-        """Of jobs whose pages or logs are on their way: to be cancelled with the worker's other tasks."""
+        self._preparing: set[asyncio.Task[None]] = set()
+        """Of jobs whose structures, pages or logs are on their way."""
+
+    def close(self) -> set[asyncio.Task[None]]:
+        """Compiles no more. The tasks that are to be cancelled with the worker's others."""
+        self._grammars.close()
+        return self._preparing
 
     def take(self, claim: Claim, now: float) -> None:
         """Records a claim, and sees to it that the engine gets it."""
@@ -98,10 +108,10 @@ class Arrivals:
             self._prepare(self._go_on(request, job, dict(enumerate(claim.next)), claim.ended))
             return
         lacking = [] if self._pages is None else self._pages.lacking(request)
-        if self._pages is None or not lacking:
-            self._begin(request, job)
+        if lacking or claim.job.HasField("structure"):
+            self._prepare(self._begin_prepared(lacking, request, job))
         else:
-            self._prepare(self._begin_with_pages(self._pages, lacking, request, job))
+            self._begin(request, job)
 
     def roll_back(self, request_id: str, attempt: int, entry: str, known: Mapping[int, int]) -> RolledBack:
         """Redis has lost a part of this job's output, and knows so many tokens of some choices: the job goes on from
@@ -120,14 +130,31 @@ class Arrivals:
 
     def _prepare(self, coming: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coming, name="prepare")
-        self.preparing.add(task)
-        task.add_done_callback(self.preparing.discard)
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
 
-    async def _begin_with_pages(self, pages: Pages, lacking: list[PageName], request: Request, job: Running) -> None:
+    async def _begin_prepared(self, lacking: list[PageName], request: Request, job: Running) -> None:
         """Nothing is begun that has ended meanwhile."""
-        job.fetched_tokens = await pages.prepare(lacking)
+        formed = await self._formed(request, job)
+        if formed is None:
+            return
+        if self._pages is not None and lacking:
+            job.fetched_tokens = await self._pages.prepare(lacking)
         if self._ours(job):
-            self._begin(request, job)
+            self._begin(formed, job)
+
+    async def _formed(self, request: Request, job: Running) -> Request | None:
+        """With the grammar that the job asks for, if any; None when it can't be compiled, with which the job ends."""
+        if not job.claim.job.HasField("structure"):
+            return request
+        try:
+            return replace(request, grammar=await self._grammars.compile(job.claim.job.structure))
+        except StructureRefused as refused:
+            await self._fail(job, job_pb2.FAILURE_INVALID, f"structure: {refused}")
+        except Exception:  # as when going on fails
+            logger.exception("the structure of %s", request.request_id)
+            await self._fail(job, job_pb2.FAILURE_INTERNAL, UNCOMPILED)
+        return None
 
     async def _go_on(
         self, request: Request, job: Running, known: Mapping[int, int], ended: frozenset[int] | None
@@ -138,6 +165,9 @@ class Arrivals:
             if gathered is None:
                 return
             past = gathered.past(known=known, ended=ended)
+            formed = await self._formed(request, job)
+            if formed is None:
+                return
             await self._fetch(request, past)
         except PastLost as lost:
             await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, str(lost))
@@ -155,7 +185,7 @@ class Arrivals:
         else:
             if self._ours(job):
                 job.go_on(past)
-                self._begin(request, job, past)
+                self._begin(formed, job, past)
 
     async def _gather(self, job: Running, choices: int) -> Gathered | None:
         """All that the job has said, however long Redis is away; None when it has ended meanwhile. Raises BrokerAuth

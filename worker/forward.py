@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from worker.matching import MatchError
 from worker.sampling.draw import Score
 from worker.scheduling.plan import Scheduled
 from worker.step import NotFinite, StepRow
@@ -181,4 +182,4 @@ def _is_out_of_memory(failure: BaseException) -> bool:
 
 
 def _described(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {failure}"
+    return str(failure) if isinstance(failure, MatchError) else f"{type(failure).__name__}: {failure}"

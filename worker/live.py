@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from worker.matching import MatchError, without
 from worker.params import AdmissionError, ReplayError, check_token_ids
 from worker.sampling.draw import Draw
 from worker.sampling.penalties import TokenCounts
@@ -104,13 +105,16 @@ class LiveRequest:
 class LiveChoice:
     """One choice with the text made from its tokens."""
 
-    __slots__ = ("counts", "owner", "sequence", "text")
+    __slots__ = ("counts", "matcher", "owner", "sequence", "text")
 
     def __init__(self, owner: LiveRequest, sequence: Sequence, text: TextStream) -> None:
         self.owner = owner
         self.sequence = sequence
         self.text = text
-        self.counts = TokenCounts(owner.request.prompt) if owner.request.sampling.penalizes else None
+        request = owner.request
+        self.counts = TokenCounts(request.prompt) if request.sampling.penalizes else None
+        self.matcher = None if request.grammar is None else request.grammar.start()
+        """Has seen all tokens but those that end the choice."""
 
     def resume(self, tokens: Many[int], *, prompt_told: bool, context_length: int) -> None:
         """Go on after these tokens. They, and the text that they made certain, were told before; ``prompt_told``: so
@@ -129,7 +133,7 @@ class LiveChoice:
         self.text.push(tokens)
         if not tokens:
             return
-        ended = self.text.stop_match or not owner.ends.isdisjoint(tokens)
+        ended = self.text.stop_match or not owner.ends.isdisjoint(tokens) or self._was_whole(tokens)
         full = sequence.num_output >= owner.request.stopping.max_tokens or sequence.num_tokens >= context_length
         if ended or full:
             raise ReplayError(
@@ -141,10 +145,28 @@ class LiveChoice:
         """What is to be drawn from a row of logits: the next token, or everybody's first one."""
         request, position = self.owner.request, self.sequence.num_output
         banned = self.owner.ends if position < request.stopping.min_tokens else NONE
+        allowed = None
+        if self.matcher is not None:
+            allowed, banned = without(self.matcher.mask(), banned), NONE
         numbers = (self.sequence.choice, *self.owner.unforked)
-        return [
-            Draw(row, request.sampling, number, position, self.counts, banned, request.logprobs) for number in numbers
-        ]
+        shared = (position, self.counts, banned, request.logprobs, allowed)
+        return [Draw(row, request.sampling, number, *shared) for number in numbers]
+
+    def _is_whole(self, said: Many[int]) -> bool:
+        """Whether these tokens bring the text to the end of its form."""
+        return self.matcher is not None and self.matcher.accept(said)
+
+    def _was_whole(self, said: Many[int]) -> bool:
+        """The same of tokens that were told before. Raises ReplayError when the form has no such text."""
+        if self._is_whole(said):
+            return True
+        try:
+            if self.matcher is not None:
+                self.matcher.mask()
+        except MatchError as error:
+            choice = self.sequence.choice
+            raise ReplayError(f"choice {choice} can't have said its {len(said)} tokens: {error}") from error
+        return False
 
     def append(self, drawn: Drawn, context_length: int) -> Output:
         """Take the next token, and tell what follows from it."""
@@ -161,12 +183,13 @@ class LiveChoice:
             finish, stop_token = Finish.STOP, token
         else:
             text = self.text.push(said)
+            whole = self._is_whole(said)
             if self.text.stop_match:
                 finish = Finish.STOP
-            elif num_output >= owner.request.stopping.max_tokens or sequence.num_tokens >= context_length:
+            elif whole or num_output >= owner.request.stopping.max_tokens or sequence.num_tokens >= context_length:
                 text += self.text.finish()
                 # What was held back may turn out to complete a stop string at the very end.
-                finish = Finish.STOP if self.text.stop_match else Finish.LENGTH
+                finish = Finish.STOP if whole or self.text.stop_match else Finish.LENGTH
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if owner.prompt_logprobs and sequence.choice == 0:
             prompt_logprobs = tuple(owner.prompt_logprobs)

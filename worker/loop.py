@@ -24,6 +24,7 @@ from octavo.v1 import inference_pb2, job_pb2
 from worker.arrivals import Arrivals, log_of
 from worker.committer import Committer
 from worker.errors import StuckError
+from worker.grammar import Grammars
 from worker.heartbeat import Heartbeat
 from worker.held import Held
 from worker.intake import Intake
@@ -97,7 +98,7 @@ class WorkerLoop:
             blocks = info.kv_tokens // info.block_size
             pages.attach(engine, blocks, self._stepper.adopt, lambda: self._rates.now.prefill_tok_s)
         self._arrivals = Arrivals(
-            *(self._journal, self._stepper, pages, log_of(broker), self._hand_over, metrics.went_on),
+            *(self._journal, self._stepper, pages, Grammars(card), log_of(broker), self._hand_over, metrics.went_on),
             self._intake.claim_again,
         )
         self._stepped: list[Stepped] = []
@@ -152,7 +153,7 @@ class WorkerLoop:
             raise
         finally:
             self._stepper.close()
-            tasks += self._arrivals.preparing
+            tasks += self._arrivals.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

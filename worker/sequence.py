@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from worker.params import AdmissionError, check_token_ids
 
 if TYPE_CHECKING:
     from kvstore.block_hash import BlockHash
+    from worker.matching import Grammar
     from worker.params import SamplingParams, StopParams
 
 
@@ -51,6 +52,8 @@ class Request:
     """With each output token, its log-probability and those of so many of the likeliest. None: neither."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, but the first."""
+    grammar: Grammar | None = field(default=None, repr=False, compare=False)
+    """The form that each choice's text is to have, if any."""
 
     def check(self, vocab_size: int) -> None:
         """Raise AdmissionError on anything that no model with this vocabulary could run."""
@@ -66,6 +69,8 @@ class Request:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None and not 0 <= count <= vocab_size:
                 raise AdmissionError(f"{name} is {count}; it must be 0 to the vocabulary's size, {vocab_size}")
+        if self.grammar is not None and self.stopping.ignore_eos:
+            raise AdmissionError("ignore_eos is true; it must be false where the text has a form that ends it")
 
 
 class Sequence:

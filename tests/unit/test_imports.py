@@ -32,13 +32,14 @@ _SCHEDULING = ("block", "ages", "free_list", "block_pool", "line", "plan", "tabl
 
 CORE = {
     "params": set[str](),
-    "sequence": {"worker.params"},
+    "matching": set[str](),
+    "sequence": {"worker.params", "worker.matching"},
     **{
         f"scheduling.{module}": {"worker.params", "worker.sequence"}
         | {f"worker.scheduling.{other}" for other in _SCHEDULING[:index]}
         for index, module in enumerate(_SCHEDULING)
     },
-    "sampling.draw": {"worker.params", "worker.sampling.penalties"},
+    "sampling.draw": {"worker.params", "worker.matching", "worker.sampling.penalties"},
     "step": {
         "worker.sampling.draw",
         "worker.scheduling.block",
@@ -46,6 +47,7 @@ CORE = {
         "worker.sequence",
     },
     "forward": {
+        "worker.matching",
         "worker.sampling.draw",
         "worker.scheduling.plan",
         "worker.scheduling.scheduler",
@@ -53,6 +55,7 @@ CORE = {
         "worker.step",
     },
     "live": {
+        "worker.matching",
         "worker.params",
         "worker.sequence",
         "worker.scheduling.block",

@@ -1,4 +1,5 @@
-"""What a request changes about the model's logits: bias, bans and penalties. Only the tokens named are touched."""
+"""What a request changes about the model's logits: bias, penalties, and what can't be chosen. Of the first two, and of
+bans, only the tokens named are touched."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def adjusts(draw: Draw) -> bool:
     """Whether a draw is from other logits than the model's."""
-    return bool(draw.banned or draw.params.logit_bias) or draw.params.penalizes
+    return bool(draw.banned or draw.params.logit_bias) or draw.params.penalizes or draw.allowed is not None
 
 
 def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
@@ -46,6 +47,11 @@ def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     places, _ = _places(logits, [np.array(ids, dtype=np.int64) for ids in banned])
     if len(places):
         logits.view(-1).index_fill_(0, torch.from_numpy(places).to(logits.device), -torch.inf)
+    for row, draw in zip(logits, draws, strict=True):
+        if draw.allowed is not None:
+            # A word's lowest byte comes first on all machines that torch runs on.
+            others = np.unpackbits(~draw.allowed.view(np.uint8), count=width, bitorder="little").view(np.bool_)
+            row.masked_fill_(torch.from_numpy(others).to(row.device), -torch.inf)
 
 
 _NO_IDS: Final[Ints] = np.empty(0, dtype=np.int64)

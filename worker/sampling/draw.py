@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from worker.matching import Mask
     from worker.params import SamplingParams
     from worker.sampling.penalties import TokenCounts
 
@@ -38,6 +39,8 @@ class Draw:
     """Tokens that can't be chosen here: end tokens before ``min_tokens``. Few."""
     logprobs: int | None = None
     """As in ``worker.sequence.Request``."""
+    allowed: Mask | None = field(default=None, compare=False)
+    """The only tokens that can be chosen here; None: any. Covers the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
-PICK: Final = struct.Struct("=4q Q2q d q 5d q2Q q2Q qQ")
+PICK: Final = struct.Struct("=4q Q2q d q 5d q2Q q2Q qQ Q")
 """``Pick`` of ``sampling.h``."""
 MOST_TOP_K: Final = 2**62
 FINE: Final = 0
 NO_DRAW: Final = (0, 0, 0, 0.0, 0, 1.0, 0.0)
 """The middle of a pick whose token is given."""
-NO_CHANGES: Final = (1.0, 0.0, 0.0, *(0,) * 8)
+NO_CHANGES: Final = (1.0, 0.0, 0.0, *(0,) * 9)
 """The end of a pick whose row is taken as it is."""
 OUTCOMES: Final = {
     1: Drawn(None, error=NON_FINITE, finite=False),
@@ -67,6 +67,8 @@ class NativeSampler:
         tops = [draw.logprobs for draw in draws]
         starts = [0, *accumulate(count or 0 for count in tops)]
         kept: list[Array] = []  # what picks point to
+        if any(draw.allowed is not None and 32 * len(draw.allowed) < logits.shape[1] for draw in draws):
+            raise ValueError(f"what is allowed is not told of all tokens of the vocabulary's {logits.shape[1]}")
         picks = b"".join([_pick(draw, start, kept) for draw, start in zip(draws, starts, strict=False)])
         found = _sample(self._native, logits, [draw.row for draw in draws], picks, starts[-1])
         tokens = found.tokens.tolist()
@@ -100,7 +102,7 @@ def _pick(draw: Draw, top_start: int, kept: list[Array]) -> bytes:
     """A draw as the kernel reads it. Arrays that it points to are put into ``kept``, to be there until it has."""
     params = draw.params
     changes: tuple[float, ...] = NO_CHANGES
-    if draw.banned or params.logit_bias or params.penalizes:
+    if draw.banned or params.logit_bias or params.penalizes or draw.allowed is not None:
         changes = _changes(draw, params, kept)
     return PICK.pack(
         draw.row,
@@ -119,7 +121,8 @@ def _pick(draw: Draw, top_start: int, kept: list[Array]) -> bytes:
 
 
 def _changes(draw: Draw, params: SamplingParams, kept: list[Array]) -> tuple[float, ...]:
-    """What a request changes about the logits: penalties, then the arrays of biases, of what was said, and of bans."""
+    """What a request changes about the logits: penalties, then the arrays of biases, of what was said, of bans, and of
+    what is allowed."""
     biased, bias = params.biases
     banned = np.array(list(draw.banned), dtype=np.int64)
     kept += (biased, bias, banned)
@@ -134,6 +137,7 @@ def _changes(draw: Draw, params: SamplingParams, kept: list[Array]) -> tuple[flo
         *(len(biased), biased.ctypes.data, bias.ctypes.data),
         *seen,
         *(len(banned), banned.ctypes.data),
+        0 if draw.allowed is None else draw.allowed.ctypes.data,
     )
 
 

@@ -26,7 +26,7 @@ FAILURE_INTERNAL: Failure
 FAILURE_DEAD: Failure
 
 class Job(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "stopping", "n", "priority", "cache_salt", "logprobs", "prompt_logprobs", "detached", "traceparent")
+    __slots__ = ("request_id", "model", "prompt_token_ids", "sampling", "stopping", "n", "priority", "cache_salt", "logprobs", "prompt_logprobs", "detached", "traceparent", "structure")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Job(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -51,7 +52,8 @@ class Job(_message.Message):
     prompt_logprobs: int
     detached: bool
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., detached: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    structure: _inference_pb2.Structure
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.Sampling, _Mapping]] = ..., stopping: _Optional[_Union[_inference_pb2.Stopping, _Mapping]] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., detached: _Optional[bool] = ..., traceparent: _Optional[str] = ..., structure: _Optional[_Union[_inference_pb2.Structure, _Mapping]] = ...) -> None: ...
 
 class DeadJob(_message.Message):
     __slots__ = ("job", "reason", "attempts", "worker", "died_unix_ms")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,14 @@ def request_of(seed: int, *, max_tokens: int = 24) -> inference_pb2.GenerateRequ
     return inference_pb2.GenerateRequest(text=bytes(letters).decode(), sampling=sampling, stopping=stopping)
 
 
+def long_one(seed: int) -> inference_pb2.GenerateRequest:
+    """Every fourth with a form, of which there is no whole text in so few tokens."""
+    request = request_of(seed, max_tokens=300)
+    if seed % 4 == 3:
+        request.structure.regex, request.stopping.ignore_eos = "([a-z]{2,7} ){300}", False
+    return request
+
+
 async def tokens_of(client: Client, seeds: range) -> tuple[list[tuple[int, ...]], set[str]]:
     """All at once. The answers, and the workers that gave them."""
     answers = await asyncio.gather(*(client.generate(request_of(seed)) for seed in seeds))
@@ -79,22 +88,21 @@ async def test_kill_9_of_one_of_many_is_noticed_by_no_stream(many: Up) -> None:
         before = {worker.id: worker.incarnation for worker in await client.workers()}
         assert len(before) == WORKERS
         streams = [Stream() for _ in range(24)]
-        reading = [
-            asyncio.create_task(stream.read(client, request_of(seed, max_tokens=300)))
-            for seed, stream in enumerate(streams)
-        ]
+        reading = [asyncio.create_task(stream.read(client, long_one(seed))) for seed, stream in enumerate(streams)]
         await asyncio.gather(*(stream.first.wait() for stream in streams))
         victim = streams[0].worker
         os.kill(pids[victim], signal.SIGKILL)
         await asyncio.gather(*reading)
 
         assert len({stream.worker for stream in streams}) > 1
-        asked = (client.generate(request_of(seed, max_tokens=300)) for seed in range(len(streams)))
+        asked = (client.generate(long_one(seed)) for seed in range(len(streams)))
         for stream, undisturbed in zip(streams, await asyncio.gather(*asked), strict=True):
             assert (stream.error, stream.answer.finish) == (None, "LENGTH")
             assert stream.answer.usage is not None
             assert stream.answer.usage.attempts == (2 if stream.worker == victim else 1)
             assert stream.answer.token_ids == undisturbed.token_ids
+        for stream in streams[3::4]:
+            assert re.fullmatch(r"([a-z]{2,7} )+[a-z]{0,7}", stream.answer.text)
 
         many.until_said(f"{victim} is back")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PROMPT = list(range(5, 38))
 TOKENS = 60
+POETS = json.dumps({"type": "array", "items": {"enum": ["Virgil", "Homer", "Horace", "Ovid"]}, "minItems": TOKENS})
+"""A form that takes more tokens than there may be."""
 
 LOSE = """
 local job, log, lost = KEYS[1], KEYS[2], tonumber(ARGV[1])
@@ -49,16 +52,20 @@ def slow_down(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet.worker.engine, "step", slow_step)
 
 
-async def expected(fleet: Fleet, *, n: int = 1, wanted: int | None = None) -> list[job_pb2.Delivery]:
+async def expected(fleet: Fleet, *, n: int = 1, wanted: int | None = None, form: str = "") -> list[job_pb2.Delivery]:
     """The log of the job that these tests disturb, undisturbed."""
-    await submit(fleet, "alone", n=n, wanted=wanted)
+    await submit(fleet, "alone", n=n, wanted=wanted, form=form)
     return await fleet.ended("alone")
 
 
-async def submit(fleet: Fleet, name: str, *, n: int = 1, wanted: int | None = None) -> None:
+async def submit(fleet: Fleet, name: str, *, n: int = 1, wanted: int | None = None, form: str = "") -> None:
+    """`form`: a JSON schema of the answers, if any."""
+
     def edit(job: job_pb2.Job) -> None:
         if wanted is not None:
             job.logprobs, job.prompt_logprobs = wanted, wanted
+        if form:
+            job.structure.json_schema, job.stopping.ignore_eos = form, False
 
     await fleet.submit(name, PROMPT, TOKENS, seed=11, n=n, edit=edit)
 
@@ -69,14 +76,14 @@ def chunks(log: list[job_pb2.Delivery]) -> dict[tuple[int, int], inference_pb2.C
     return {(delivery.chunk.choice, delivery.chunk.start): delivery.chunk for delivery in log}
 
 
-@pytest.mark.parametrize("lost", [1, 5])
+@pytest.mark.parametrize(("lost", "form"), [(1, ""), (5, ""), (5, POETS)], ids=["1", "5", "5, with a form"])
 async def test_what_the_broker_loses_of_a_log_is_said_again(
-    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, form: str
 ) -> None:
     async with running_worker(broker, model_dir, tmp_path) as fleet:
-        alone = await expected(fleet, wanted=1)
+        alone = await expected(fleet, wanted=1, form=form)
         slow_down(fleet, monkeypatch)
-        await submit(fleet, "gap", wanted=1)
+        await submit(fleet, "gap", wanted=1, form=form)
         for enough in (8, 20):
             await fleet.tokens("gap", enough)
             names = [broker.keys.job("gap"), broker.keys.log("gap")]
@@ -135,9 +142,9 @@ async def test_a_log_that_is_none_any_more_ends_the_job(
         await fleet.idle()
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("n", "form"), [(1, ""), (3, ""), (3, POETS)], ids=["1", "3", "3, with a form"])
 async def test_a_job_that_a_worker_has_left_goes_on_at_another(
-    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+    broker: Broker, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, form: str
 ) -> None:
     """The second has nothing of it in its cache, and says what the first would have said, to the last bit."""
     async with AsyncExitStack() as stack:
@@ -145,9 +152,9 @@ async def test_a_job_that_a_worker_has_left_goes_on_at_another(
             await stack.enter_async_context(running_worker(broker, model_dir, tmp_path, name=name, grace=0.0))
             for name in ("w0", "w1")
         ]
-        alone = await expected(first, n=n, wanted=2)
+        alone = await expected(first, n=n, wanted=2, form=form)
         slow_down(first, monkeypatch)
-        await submit(first, "moved", n=n, wanted=2)
+        await submit(first, "moved", n=n, wanted=2, form=form)
         await first.tokens("moved", 10 * n)
         first.loop.drain()
         await until(lambda: ended(first), within_s=10)

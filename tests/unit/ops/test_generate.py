@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -24,6 +25,9 @@ from ops.generate import GenerateConfig, build
 from ops.printer import chunk_as_dict
 from tests.unit.ops.service import GREETING, THREE, Service, response, run
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PLAIN = GenerateConfig("p")
 
 
@@ -43,6 +47,30 @@ def test_zero_is_not_unset() -> None:
 def test_a_system_message_makes_it_a_chat() -> None:
     messages = build(replace(PLAIN, system="s")).chat.messages
     assert [(each.role, each.content) for each in messages] == [("system", "s"), ("user", "p")]
+
+
+FORMS = {
+    "--json-schema": inference_pb2.Structure(json_schema='{"title": "é"}'),
+    "--regex": inference_pb2.Structure(regex="a|b"),
+    "--json-object": inference_pb2.Structure(json_object=True),
+}
+
+
+@pytest.mark.parametrize("option", FORMS)
+def test_an_answer_may_be_given_a_form(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"title": "é"}', encoding="utf-8")
+    values = {"--json-schema": [str(schema)], "--regex": ["a|b"], "--json-object": []}
+    service = Service(response(Chunk(finish=inference_pb2.STOP)))
+    ran = run(monkeypatch, service, "p", option, *values[option])
+    assert ran.exit_code == 0, ran.output
+    (request,) = service.requests
+    assert request.structure == FORMS[option]
+    both = run(monkeypatch, service, "p", *(word for name in values for word in [name, *values[name]]))
+    assert (both.exit_code, "an answer has one form" in both.output) == (2, True)
+    schema.write_bytes(b"\xff")
+    spoilt = run(monkeypatch, service, "p", "--json-schema", str(schema))
+    assert (spoilt.exit_code, "schema.json is not UTF-8" in spoilt.output) == (2, True)
 
 
 def test_every_option_reaches_the_request(monkeypatch: pytest.MonkeyPatch) -> None:

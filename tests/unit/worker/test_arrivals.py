@@ -11,6 +11,7 @@ from kvstore import outage
 from kvstore.errors import BrokerAuth, BrokerUnreachable
 from kvstore.jobs import Claim
 from kvstore.page import names_of
+from kvstore.structure import StructureRefused
 from octavo.v1 import inference_pb2, job_pb2
 from tests.unit.worker.page_store import BS, ROOT
 from worker import arrivals
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from kvstore.page import PageName
+    from worker.grammar import Grammars
+    from worker.matching import Grammar
     from worker.pages import Pages
     from worker.sequence import Request
     from worker.stepper import Stepper
@@ -42,7 +45,8 @@ class ScriptedStepper:
         self, request: Request, said: Mapping[int, Sequence[int]] | None = None, ended: Collection[int] = ()
     ) -> None:
         past = "" if said is None else f" after {dict(said)}, {sorted(ended)}"
-        self.told.append(f"add {request.request_id}{past}")
+        form = "" if request.grammar is None else f" as {request.grammar}"
+        self.told.append(f"add {request.request_id}{form}{past}")
 
     def abort(self, request_id: str) -> None:
         self.told.append(f"abort {request_id}")
@@ -65,11 +69,32 @@ class ScriptedPages:
         return len(names)
 
 
+class ScriptedGrammars:
+    """Makes of a regular expression itself, once the test lets it; two of them can't be compiled."""
+
+    def __init__(self) -> None:
+        self.come = asyncio.Event()
+        self.come.set()
+        self.closed = False
+
+    async def compile(self, structure: inference_pb2.Structure) -> Grammar:
+        await self.come.wait()
+        if structure.regex == "(":
+            raise StructureRefused("no end")
+        if structure.regex == "fault":
+            raise RuntimeError(structure.regex)
+        return cast("Grammar", structure.regex)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class World:
     def __init__(self, *, pages: bool = True) -> None:
         self.journal = Journal("w0")
         self.stepper = ScriptedStepper()
         self.pages = ScriptedPages()
+        self.grammars = ScriptedGrammars()
         given = cast("Pages", self.pages) if pages else None
         self.logs: dict[str, list[job_pb2.Delivery]] = {}
         self.outages = 0
@@ -83,8 +108,8 @@ class World:
         """Logs that are read just now, and the most that ever were."""
         self.given_again: list[tuple[str, str]] = []
         self.arrivals = Arrivals(
-            *(self.journal, cast("Stepper", self.stepper), given, self._read, self._hand_over, self.went_on.append),
-            self._give_again,
+            *(self.journal, cast("Stepper", self.stepper), given, cast("Grammars", self.grammars)),
+            *(self._read, self._hand_over, self.went_on.append, self._give_again),
         )
 
     async def _read(self, request_id: str) -> AsyncIterator[list[job_pb2.Delivery]]:
@@ -116,8 +141,11 @@ class World:
         past: tuple[int, ...] = (),
         ended: Collection[int] = (),
         prompt_logprobs: int | None = None,
+        regex: str = "",
     ) -> None:
         job = job_pb2.Job(request_id=request_id, prompt_token_ids=range(tokens), n=max(len(past), 1))
+        if regex:
+            job.structure.regex = regex
         if prompt_logprobs is not None:
             job.prompt_logprobs = prompt_logprobs
         self.arrivals.take(Claim(job, attempt, None, 0, "g", ENTRY, past, frozenset(ended)), now=0.0)
@@ -132,8 +160,8 @@ class World:
         self.logs[request_id] = [job_pb2.Delivery(request_id=request_id, attempt=1, chunk=chunk) for chunk in chunks]
 
     async def prepared(self) -> None:
-        while self.arrivals.preparing:
-            await asyncio.gather(*self.arrivals.preparing)
+        while tasks := self.arrivals._preparing:
+            await asyncio.gather(*tasks)
 
     async def bring(self) -> None:
         self.pages.come.set()
@@ -145,7 +173,7 @@ async def test_who_lacks_nothing_begins_at_once() -> None:
         world.take("a", BS - 1)
         assert world.stepper.told == ["add a"]
         assert world.journal.running["a"].since == 1
-        assert not world.arrivals.preparing
+        assert not world.arrivals._preparing
 
 
 async def test_who_lacks_pages_begins_after_them_and_holds_up_nobody() -> None:

@@ -27,7 +27,7 @@ NEAR = 1e-6
 
 
 def adjusted(logits: npt.NDArray[np.float32], draw: Draw) -> Doubles:
-    """With bias, bans and penalties, as float32 holds it."""
+    """With bias, penalties, bans and all that isn't allowed, as float32 holds it."""
     row = logits.astype(np.float64)
     for token, bias in draw.params.logit_bias:
         row[token] = np.float32(row[token] + bias)
@@ -40,6 +40,9 @@ def adjusted(logits: npt.NDArray[np.float32], draw: Draw) -> Doubles:
                 row[token] -= draw.params.presence_penalty + count * draw.params.frequency_penalty
             row[token] = np.float32(row[token])
     row[list(draw.banned)] = -np.inf
+    if draw.allowed is not None:
+        tokens = np.arange(len(row))
+        row[draw.allowed[tokens // 32] >> (tokens % 32) & 1 == 0] = -np.inf
     return row
 
 
@@ -127,7 +130,12 @@ def draws(draw: st.DrawFn, vocabulary: int, row: int) -> Draw:
     tokens = st.lists(st.integers(0, vocabulary - 1), max_size=30)
     counts = TokenCounts(draw(tokens), draw(tokens)) if own.penalizes else None
     banned = frozenset(draw(tokens)) if draw(maybe) else frozenset[int]()
-    return Draw(row, own, draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 2**40)), counts, banned)
+    allowed = None
+    if draw(maybe):
+        words = draw(st.integers(-(-vocabulary // 32), vocabulary // 32 + 2))  # it may go on beyond the vocabulary
+        bits = np.random.default_rng(draw(st.integers(0, 2**32))).integers(0, 2**32, words, dtype=np.uint32)
+        allowed = np.where(bits % 4 == 0, np.uint32(0), np.where(bits % 4 == 1, np.uint32(2**32 - 1), bits))
+    return Draw(row, own, draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 2**40)), counts, banned, None, allowed)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
 
 
 def everything(rows: int, vocabulary: int) -> list[Draw]:
-    """A draw of every kind, with log-probabilities for some, penalties and bans for others."""
+    """A draw of every kind, with log-probabilities for some, penalties and bans for others, or tokens that alone are
+    allowed."""
     draws = []
     for row, params in enumerate(mixed_params(rows)):
         if row % 4 == 3:
             params = replace(params, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
         counts = TokenCounts(range(row, row + 50), [row, row, 7, vocabulary - 1]) if params.penalizes else None
         banned = frozenset([row, 2 * row]) if row % 5 == 4 else frozenset[int]()
-        draws.append(Draw(row, params, row % 3, row * 3, counts, banned, (None, 0, 5)[row % 3]))
+        allowed = np.full(vocabulary // 32 + 1, 0xF0F00F0F, dtype=np.uint32) if row % 7 == 5 else None
+        draws.append(Draw(row, params, row % 3, row * 3, counts, banned, (None, 0, 5)[row % 3], allowed))
     return draws
 
 

@@ -24,6 +24,7 @@ struct Pick {
   const int64_t* seen_counts;  // how often the output has each
   int64_t bans;
   const int64_t* banned;
+  const uint32_t* allowed;  // a bit for each token of the vocabulary, the lowest of a word first; none: all are
 };
 
 enum Outcome : int64_t { FINE = 0, NOT_FINITE = 1, NOTHING_LEFT = 2 };
@@ -48,7 +49,8 @@ static inline float fitting(float old, double changed) {
   return old == IMPOSSIBLE ? old : static_cast<float>(std::max(-most, std::min(most, changed)));
 }
 
-// Bias, then penalties, then bans, as in worker.sampling.adjust. Tokens that the vocabulary doesn't have are passed over.
+// Bias, then penalties, then what can't be chosen, as in worker.sampling.adjust. Tokens that the vocabulary doesn't
+// have are passed over.
 static void change(float* logits, int64_t vocabulary, const Pick& pick) {
   const auto is_token = [vocabulary](int64_t id) { return id >= 0 && id < vocabulary; };
   for (int64_t at = 0; at < pick.biases; at++) {
@@ -64,6 +66,15 @@ static void change(float* logits, int64_t vocabulary, const Pick& pick) {
   }
   for (int64_t at = 0; at < pick.bans; at++)
     if (is_token(pick.banned[at])) logits[pick.banned[at]] = IMPOSSIBLE;
+  if (!pick.allowed) return;
+  for (int64_t start = 0; start < vocabulary; start += 32) {
+    const uint32_t word = pick.allowed[start / 32];
+    const int64_t end = std::min<int64_t>(start + 32, vocabulary);
+    if (word == 0) std::fill(logits + start, logits + end, IMPOSSIBLE);
+    else if (word != UINT32_MAX)
+      for (int64_t id = start; id < end; id++)
+        if (!(word >> (id - start) & 1)) logits[id] = IMPOSSIBLE;
+  }
 }
 
 static int64_t drawn_token(const Row& row, const Pick& pick, Scratch& scratch) {
@@ -105,7 +116,7 @@ static Outcome sample_one(const Sampling& sampling, int64_t index, Scratch& scra
   if (!std::isfinite(row.highest)) return NOT_FINITE;
   if (pick.token >= 0) {
     sampling.tokens[index] = pick.token;
-  } else if (pick.biases || pick.seen || pick.bans) {
+  } else if (pick.biases || pick.seen || pick.bans || pick.allowed) {
     scratch.changed.assign(logits, logits + sampling.vocabulary);
     change(scratch.changed.data(), sampling.vocabulary, pick);
     const Row changed(scratch.changed.data(), sampling.vocabulary, scratch.changed_maxima);
