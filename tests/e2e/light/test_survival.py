@@ -10,10 +10,11 @@ import signal
 import subprocess
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
+from openai import APIError, OpenAI
 from redis import Redis
 
 from gateway import client as resilient
@@ -34,7 +35,9 @@ LONG = ("A book is", "--temperature", "0", "--max-tokens", "150", "--ignore-eos"
 @pytest.fixture(scope="module")
 def two() -> Iterator[Up]:
     """Two of each."""
-    up = Up.start("--gateways", "2", "--workers", "2", "--model", "simulated:4000,20", "--grace", "5")
+    up = Up.start(
+        *("--gateways", "2", "--workers", "2", "--http-port", "0", "--model", "simulated:4000,20", "--grace", "5")
+    )
     try:
         yield up.until_ready()
     finally:
@@ -154,6 +157,41 @@ async def test_a_killed_worker_is_missed_by_nobody(two: Up) -> None:
         assert (answer.finish, answer.usage.completion_tokens) == ("LENGTH", 150)
         assert answer.usage.attempts == (2 if worker_of(answer) == victim else 1)
     await asyncio.to_thread(comes_back, two, victim, lives + 1)
+
+
+async def runs_at(up: Up, request_id: str) -> str:
+    """The worker that has it."""
+    async with Client(up.target) as client:
+        return str((await client.explain(request_id)).worker)
+
+
+def by_http(gateway: int, up: Up) -> OpenAI:
+    """OpenAI's client of one of the gateways. It tries nothing again."""
+    where = up.facts["gateways"][gateway]["http"]
+    return OpenAI(base_url=f"http://{where}/v1", api_key="none", max_retries=0)
+
+
+def test_by_http_too_a_killed_worker_is_missed_by_nobody_and_a_killed_gateway_by_who_asks_again(two: Up) -> None:
+    """Under the same id, at the other gateway. The killed one comes back on its port."""
+    expected = whole(two)
+    fields = {"model": "", "prompt": LONG[0], "temperature": 0, "max_tokens": 150, "stream": True}
+    asked: Any = {**fields, "extra_body": {"ignore_eos": True}, "extra_headers": {"x-request-id": "by-http"}}
+    with by_http(0, two) as first, by_http(1, two) as second:
+        events = first.completions.create(**asked)
+        text = next(events).choices[0].text
+        victim = asyncio.run(runs_at(two, "by-http"))
+        lives = [sum(f"{name} is back" in line for line in two.said) for name in (victim, "g0")]
+        os.kill(pid_of(two, victim), signal.SIGKILL)
+        text += "".join(event.choices[0].text for event, _ in zip(events, range(20), strict=False))
+        os.kill(pid_of(two, "g0"), signal.SIGKILL)
+        with pytest.raises(APIError):
+            text += "".join(event.choices[0].text for event in events)
+        assert expected.startswith(text)
+        again = "".join(event.choices[0].text for event in second.completions.create(**asked))
+        assert again + "\n" == expected
+        comes_back(two, victim, lives[0] + 1)
+        comes_back(two, "g0", lives[1] + 1)
+        assert first.completions.create(**{**asked, "stream": False}).choices[0].text == again
 
 
 def test_a_worker_that_is_alone_goes_on_with_its_jobs_when_it_is_back(slow: Up) -> None:
