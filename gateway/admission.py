@@ -248,16 +248,13 @@ def _check_structure(request: inference_pb2.GenerateRequest) -> None:
             raise AdmissionError("structure", "empty", "one of json_schema, regex and json_object is needed")
         case "json_object":
             if not structure.json_object:
-                raise AdmissionError(
-                    "structure.json_object", "false", "must be true; leave structure out for free text"
-                )
+                raise AdmissionError("structure.json_object", "false", "must be true; free text has no structure")
         case kind:
             text = getattr(structure, kind)
             if not 1 <= (size := len(text.encode())) <= MAX_STRUCTURE_BYTES:
                 raise AdmissionError(f"structure.{kind}", f"{size} bytes", f"must have 1 to {MAX_STRUCTURE_BYTES}")
     if request.stopping.ignore_eos:
-        limit = "must be false with a structure, whose end is the answer's"
-        raise AdmissionError("stopping.ignore_eos", "true", limit)
+        raise AdmissionError("stopping.ignore_eos", "true", "must be false with a structure, whose end is the answer's")
 
 
 def _max_tokens(stopping: inference_pb2.Stopping, prompt: int, context: int) -> int:

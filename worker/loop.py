@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvstore.errors import KvError
@@ -228,11 +229,9 @@ class WorkerLoop:
             logger.error("a step failed, %d times in all", len(output.failures), exc_info=failure)
 
     async def _wait_for_news(self) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_LOOK_S if self._leaving.begun else None):
                 await self._intake.news.wait()
-        except TimeoutError:
-            return
 
     def _nothing_left(self) -> bool:
         """Whether a draining worker may go: no job is here or on its way, and the fleet knows that none may come. What
@@ -259,8 +258,7 @@ class WorkerLoop:
 
     async def _apply_changes(self) -> None:
         """What the engine is to know before its next step: jobs that are new or were ended elsewhere, and deadlines."""
-        failed: list[job_pb2.Delivery] = []
-        now = time.monotonic()
+        failed, now = list[job_pb2.Delivery](), time.monotonic()
         claims, ended = self._intake.take()
         self._drop(ended, "dropped")
         for claim in claims:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from gateway.admission import MAX_MESSAGES, MAX_TOOLS
+from gateway.errors import AdmissionError
 from kvstore.limits import MAX_BIASES, MAX_STOP_TOKENS, MAX_STOPS
 
 MAX_PROMPTS = 128
@@ -170,3 +171,12 @@ class ChatFields(Common):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+
+
+def whole_text(value: str, field: str) -> str:
+    """JSON can write half a character (a lone surrogate), which no text has."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise AdmissionError(field, "text with half a character", "must be valid Unicode") from None
+    return value

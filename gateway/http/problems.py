@@ -42,6 +42,9 @@ _NAMES: Final = {
     "chat.tools": "tools",
     "stopping.include_stop": "include_stop_str_in_output",
     "prompt_logprobs": "logprobs",
+    "structure.json_schema": "response_format",
+    "structure.json_object": "response_format",
+    "structure.regex": "structured_outputs.regex",
 }
 """Fields of the protocol under other names; `stopping.` and `sampling.` are left out besides."""
 _OF_PROMPTS: Final = ("prompt", "text", "token_ids", "token_ids.ids", "input")

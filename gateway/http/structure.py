@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import AdmissionError
+from gateway.http.fields import whole_text
 
 if TYPE_CHECKING:
     from gateway.http.fields import Common, ResponseFormat
@@ -18,8 +19,8 @@ def put_structure(request: inference_pb2.GenerateRequest, fields: Common, wanted
     if len(found) > 1:
         names = " and ".join(name for name, _, _ in found)
         raise AdmissionError(names, "set", "an answer has one form; leave all but one out")
-    for name, _kind, _value in found:
-        raise AdmissionError(name, "set", "answers of a given form are not served; leave it out")
+    for name, kind, value in found:
+        setattr(request.structure, kind, whole_text(value, name) if isinstance(value, str) else value)
 
 
 def _of_format(wanted: ResponseFormat | None) -> list[tuple[str, str, Any]]:

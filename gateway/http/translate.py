@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gateway.errors import AdmissionError, shown
 from gateway.http import refused
-from gateway.http.fields import MAX_PROMPTS, ChatFields, CompletionFields
+from gateway.http.fields import MAX_PROMPTS, ChatFields, CompletionFields, whole_text
 from gateway.http.structure import put_structure
 from octavo.v1 import inference_pb2
 
@@ -95,7 +95,7 @@ def chat_completion(body: Mapping[str, Any]) -> Wanted:
     tools = _wants_tools(fields)
     if tools:
         # As the client wrote them: a template may show any of it.
-        request.chat.tools.extend(_text(json.dumps(tool, ensure_ascii=False), "tools") for tool in body["tools"])
+        request.chat.tools.extend(whole_text(json.dumps(tool, ensure_ascii=False), "tools") for tool in body["tools"])
     return Wanted(
         True,
         (request,),
@@ -150,12 +150,12 @@ def _fit(ids: list[Any]) -> bool:
 
 
 def _common(fields: Common) -> inference_pb2.GenerateRequest:
-    request = inference_pb2.GenerateRequest(model=_text(fields.model, "model"))
+    request = inference_pb2.GenerateRequest(model=whole_text(fields.model, "model"))
     request.n = 1 if fields.n is None else fields.n
     if fields.n == 0:
         raise AdmissionError("n", "0", "must be at least 1")
     if fields.cache_salt:
-        request.cache_salt = _text(fields.cache_salt, "cache_salt")
+        request.cache_salt = whole_text(fields.cache_salt, "cache_salt")
     sampling, stopping = request.sampling, request.stopping
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty"):
         if (value := getattr(fields, name)) is not None:
@@ -169,7 +169,7 @@ def _common(fields: Common) -> inference_pb2.GenerateRequest:
             raise AdmissionError("logit_bias", f"for {shown(token)}", "must be for token ids")
         sampling.logit_bias[int(token)] = bias
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
-    stopping.stop.extend(_text(stop, f"stop[{index}]") for index, stop in enumerate(stops))
+    stopping.stop.extend(whole_text(stop, f"stop[{index}]") for index, stop in enumerate(stops))
     stopping.stop_token_ids.extend(fields.stop_token_ids or ())
     stopping.min_tokens = fields.min_tokens or 0
     stopping.ignore_eos = bool(fields.ignore_eos)
@@ -181,7 +181,7 @@ def _with_prompt(common: inference_pb2.GenerateRequest, prompt: str | list[int])
     request = inference_pb2.GenerateRequest()
     request.CopyFrom(common)
     if isinstance(prompt, str):
-        request.text = _text(prompt, "prompt")
+        request.text = whole_text(prompt, "prompt")
     else:
         for ids in _slices(prompt):
             request.token_ids.ids.extend(ids)
@@ -210,13 +210,13 @@ def _wants_tools(fields: ChatFields) -> bool:
 
 def _add_message(chat: inference_pb2.Chat, message: Message, field: str) -> None:
     role = "system" if message.role == "developer" else message.role
-    added = chat.messages.add(role=_text(role, f"{field}.role"), content=_content(message, f"{field}.content"))
-    added.name = _text(message.name or "", f"{field}.name")
-    added.tool_call_id = _text(message.tool_call_id or "", f"{field}.tool_call_id")
+    added = chat.messages.add(role=whole_text(role, f"{field}.role"), content=_content(message, f"{field}.content"))
+    added.name = whole_text(message.name or "", f"{field}.name")
+    added.tool_call_id = whole_text(message.tool_call_id or "", f"{field}.tool_call_id")
     for index, call in enumerate(message.tool_calls or ()):
         parts = {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
         place = f"{field}.tool_calls[{index}]"
-        added.tool_calls.add(**{name: _text(value, f"{place}.{name}") for name, value in parts.items()})
+        added.tool_calls.add(**{name: whole_text(value, f"{place}.{name}") for name, value in parts.items()})
 
 
 def _content(message: Message, field: str) -> str:
@@ -229,13 +229,4 @@ def _content(message: Message, field: str) -> str:
         if part.type != "text" or part.text is None:
             raise AdmissionError(f"{field}[{index}].type", shown(part.type), "must be text, with text")
         texts.append(part.text)
-    return _text("\n".join(texts), field)
-
-
-def _text(value: str, field: str) -> str:
-    """JSON can write half a character (a lone surrogate), which no text has."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise AdmissionError(field, "text with half a character", "must be valid Unicode") from None
-    return value
+    return whole_text("\n".join(texts), field)

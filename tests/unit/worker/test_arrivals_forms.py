@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from octavo.v1 import job_pb2
+from tests.unit.worker.arrivals_world import World
 from tests.unit.worker.page_store import BS
-from tests.unit.worker.test_arrivals import World
 from worker.arrivals import NOT_YET, UNCOMPILED
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import BrokerAuth, BrokerError, BrokerFull, BrokerUnreachable
 from octavo.v1 import job_pb2
-from tests.unit.worker.test_arrivals import ENTRY, World
+from tests.unit.worker.arrivals_world import ENTRY, World
 from worker import arrivals
 from worker.arrivals import NOT_YET, READERS
 from worker.journal import MAX_ROLLBACKS

@@ -8,30 +8,30 @@ import pytest
 
 from gateway.errors import AdmissionError
 from gateway.http.translate import chat_completion, completion
+from octavo.v1.inference_pb2 import Structure
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 SCHEMA = {"type": "object"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
+    ("fields", "structure"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}}, Structure(json_object=True)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
-            "response_format",
+            Structure(json_schema='{"type": "object"}'),
         ),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"guided_json": SCHEMA}, "guided_json"),
-        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
-        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+        ({"guided_regex": "a+"}, Structure(regex="a+")),
+        ({"guided_json": SCHEMA}, Structure(json_schema='{"type": "object"}')),
+        ({"guided_json": '{"type":"object"}'}, Structure(json_schema='{"type":"object"}')),
+        ({"structured_outputs": {"regex": "a+"}}, Structure(regex="a+")),
+        ({"structured_outputs": {"json": SCHEMA}}, Structure(json_schema='{"type": "object"}')),
+        ({"structured_outputs": {"json_object": True}}, Structure(json_object=True)),
     ],
 )
-def test_answers_of_a_given_form_are_refused(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(AdmissionError) as caught:
-        chat_completion({**HI, **fields})
-    assert str(caught.value) == f"{name} is set: answers of a given form are not served; leave it out"
+def test_forms_in_the_words_of_clients(fields: dict[str, Any], structure: Structure) -> None:
+    assert chat_completion({**HI, **fields}).requests[0].structure == structure
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_answers_of_a_given_form_are_refused(fields: dict[str, Any], name: str) 
     [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {"json_object": False}}, {"guided_regex": None}],
 )
 def test_text_has_no_form(fields: dict[str, Any]) -> None:
-    chat_completion({**HI, **fields})
+    assert not chat_completion({**HI, **fields}).requests[0].HasField("structure")
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,10 @@ def test_text_has_no_form(fields: dict[str, Any]) -> None:
         (
             {"structured_outputs": {"choice": ["a"]}},
             "structured_outputs.choice is set: is not taken here; use json or regex",
+        ),
+        (
+            {"guided_regex": "\ud800"},
+            "guided_regex is text with half a character: must be valid Unicode",
         ),
     ],
 )
