@@ -217,7 +217,7 @@ class Engine:
             self._doubted += forgotten
             if self.paging is not None:
                 self.paging.doubted.update(forgotten)
-        outputs = choice.owner.fail(result.error)
+        outputs = choice.owner.fail(result.error, refused=result.refused)
         self.abort(sequence.request.request_id)
         return outputs
 

@@ -43,6 +43,8 @@ class Result(NamedTuple):
     error: str = ""
     poisoned: bool = False
     """With an error: the pages behind it can't be trusted."""
+    refused: bool = False
+    """With an error: the fault is the request's."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class Forward:
         except Exception as failure:  # as above
             short = _note(failure, ran)
             error, poisoned = _described(failure), isinstance(failure, NotFinite)
+            refused = isinstance(failure, MatchError)
         # Out of the handler, so that nothing holds the failed pass's tensors any more.
         if len(entries) > 1:
             half = len(entries) // 2
@@ -103,7 +106,7 @@ class Forward:
         ((sequence, num_tokens),) = entries
         if short and num_tokens > 1:
             return self._run([Scheduled(sequence, num_tokens // 2)], ran)
-        return [Result(0, error=error, poisoned=poisoned)]
+        return [Result(0, error=error, poisoned=poisoned, refused=refused)]
 
     def _pass(self, entries: Many[Scheduled]) -> list[Result]:
         """One forward pass, with its drawing and scoring."""

@@ -207,7 +207,7 @@ class Journal:
         job.next_index[output.choice] = output.start + len(output.token_ids)
         if output.finish is not None:
             if output.finish is Finish.ERROR:
-                delivery.failure = job_pb2.FAILURE_INTERNAL
+                delivery.failure = job_pb2.FAILURE_INVALID if output.refused else job_pb2.FAILURE_INTERNAL
             delivery.usage.CopyFrom(_usage(job))
             self._end(job, output.choice)
         return delivery

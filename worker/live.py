@@ -80,11 +80,12 @@ class LiveRequest:
             prompt_told = 0 in ended or bool(said.get(0))
             self.open(sequence_of(number)).resume(tokens, prompt_told=prompt_told, context_length=context_length)
 
-    def fail(self, error: str) -> list[Output]:
-        """The last outputs, one for each choice that has not ended."""
+    def fail(self, error: str, *, refused: bool = False) -> list[Output]:
+        """The last outputs, one for each choice that has not ended. ``refused``: see ``Output``."""
         parent = next(iter(self.choices.values())).sequence
         outputs = [choice.fail(error) for choice in self.choices.values()]
-        return outputs + [_last(parent, number, 0, "", "", error) for number in self.unforked]
+        outputs += [_last(parent, number, 0, "", "", error) for number in self.unforked]
+        return [output._replace(refused=refused) for output in outputs]
 
     def check_integrity(self) -> None:
         """Between steps: raise IntegrityError unless the choices' accounts agree with their sequences."""

@@ -118,6 +118,8 @@ class Output(NamedTuple):
     """The token that ended the sequence, the last of ``token_ids``, if one did."""
     error: str = ""
     """With ``Finish.ERROR``: what went wrong, for the caller to read."""
+    refused: bool = False
+    """With ``Finish.ERROR``: the fault is the request's."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of ``token_ids``, if the request wants them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

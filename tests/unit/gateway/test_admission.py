@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admission import check, check_request_id
 from gateway.errors import AdmissionError
-from octavo.v1.inference_pb2 import Chat, ChatMessage, GenerateRequest, Sampling, Stopping, TokenIds
+from octavo.v1.inference_pb2 import Chat, ChatMessage, GenerateRequest, Sampling, Stopping, Structure, TokenIds
 
 
 def request(**fields: Any) -> GenerateRequest:
@@ -99,6 +99,20 @@ REFUSED = [
     (stopping(max_tokens=0), "stopping.max_tokens is 0: must be at least 1"),
     (stopping(stop=["x"] * 17), "stopping.stop is 17 strings: must be at most 16"),
     (stopping(stop=["x", ""]), "stopping.stop[1] is '': must have 1 to 256 bytes"),
+    (request(structure=Structure()), "structure is empty: one of json_schema, regex and json_object is needed"),
+    (
+        request(structure=Structure(json_object=False)),
+        "structure.json_object is false: must be true; leave structure out for free text",
+    ),
+    (request(structure=Structure(regex="")), "structure.regex is 0 bytes: must have 1 to 65536"),
+    (
+        request(structure=Structure(json_schema="é" * 32769)),
+        "structure.json_schema is 65538 bytes: must have 1 to 65536",
+    ),
+    (
+        request(structure=Structure(regex="a"), stopping=Stopping(ignore_eos=True)),
+        "stopping.ignore_eos is true: must be false with a structure, whose end is the answer's",
+    ),
     (stopping(stop=["é" * 129]), f"stopping.stop[0] is '{'é' * 64}'... (129 characters): must have 1 to 256 bytes"),
 ]
 
@@ -138,6 +152,9 @@ def test_refused_before_any_model_is_known(bad: GenerateRequest, message: str) -
         sampling(min_p=1.0, repetition_penalty=100.0, presence_penalty=2.0, frequency_penalty=2.0),
         sampling(logit_bias=dict.fromkeys(range(4096), -100.0) | {7: 100.0}),
         stopping(stop_token_ids=[0] * 64),
+        request(structure=Structure(json_object=True)),
+        request(structure=Structure(regex="(" * 65536)),  # what it says is no matter here
+        request(structure=Structure(json_schema="é" * 32768)),
         stopping(max_tokens=1, min_tokens=0, stop=["x"] * 16, ignore_eos=True, include_stop=True),
         stopping(max_tokens=2**32 - 1),
         stopping(stop=["é" * 128]),

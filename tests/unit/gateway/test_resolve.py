@@ -280,3 +280,10 @@ def test_nobody_goes_on_behind_the_end_of_a_whole_answer(finish: int) -> None:
         AdmissionError, match="after is 11 for choice 0: must be at most 10, where that choice has ended"
     ):
         check_after({0: 11}, ended)
+
+
+def test_the_form_of_an_answer_is_carried_as_it_is() -> None:
+    asked = request(structure=inference_pb2.Structure(regex="a|b"))
+    check(asked)
+    assert resolved(asked, [1]).structure == inference_pb2.Structure(regex="a|b")
+    assert not resolved(request(), [1]).HasField("structure")

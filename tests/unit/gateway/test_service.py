@@ -7,7 +7,7 @@ import pytest
 from gateway.dispatch import Sent
 from gateway.responses import digest_of, most_tokens, response_of, seed_of
 from kvstore.jobs import Submitted
-from octavo.v1.inference_pb2 import Chunk, GenerateRequest, Route, Sampling, Usage
+from octavo.v1.inference_pb2 import Chunk, GenerateRequest, Route, Sampling, Structure, Usage
 from octavo.v1.job_pb2 import Delivery
 
 
@@ -20,9 +20,10 @@ def test_a_digest_is_of_all_but_the_id() -> None:
         GenerateRequest(text="p", n=2),
         GenerateRequest(text="p", logprobs=0),
         GenerateRequest(text="p", priority=1),
+        GenerateRequest(text="p", structure=Structure(json_object=True)),
         GenerateRequest(text="p", sampling=Sampling(logit_bias={1: 1.0, 2: 2.5})),
     ]
-    assert len({digest_of(each) for each in (asked, *others)}) == 5
+    assert len({digest_of(each) for each in (asked, *others)}) == 6
 
 
 def test_a_seed_that_nobody_chose_is_the_same_for_whoever_submits_the_request_again() -> None:

@@ -83,6 +83,7 @@ def full() -> job_pb2.Job:
         cache_salt="\u00e9" * 128,
         logprobs=20,
         prompt_logprobs=20,
+        structure=inference_pb2.Structure(regex="\u00e9" * 32768),
     )
 
 
@@ -109,6 +110,10 @@ def longer(job: job_pb2.Job) -> None:
     job.stopping.stop[7] = "x" * 257
 
 
+def wider(job: job_pb2.Job) -> None:
+    job.structure.json_schema = "x" * 65537
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -123,6 +128,7 @@ def longer(job: job_pb2.Job) -> None:
         (longer, "stopping.stop (bytes of one) is 257, of 256"),
         (lambda job: job.stopping.stop_token_ids.append(1), "stopping.stop_token_ids (ids) is 65, of 64"),
         (lambda job: job.sampling.logit_bias.update({1: 1.0}), "sampling.logit_bias (entries) is 4097, of 4096"),
+        (wider, "structure (bytes) is 65537, of 65536"),
         (lambda job: job.MergeFrom(job_pb2.Job(logprobs=21)), "logprobs is 21, of 20"),
         (lambda job: job.MergeFrom(job_pb2.Job(prompt_logprobs=21)), "prompt_logprobs is 21, of 20"),
         (lambda job: job.prompt_token_ids.append(1), "prompt_logprobs (of all tokens) is 131082, of 131072"),

@@ -141,6 +141,7 @@ def test_a_form_that_breaks_fails_its_own_request_alone() -> None:
     assert [answers[one.request_id, 0].said for one in healthy] == expected
     for choice in range(2):
         assert (answers["a", choice].finish, answers["a", choice].last.error) == (Finish.ERROR, "out of form")
+        assert answers["a", choice].last.refused
         assert len(answers["a", choice].token_ids) == 3
 
 

@@ -105,7 +105,7 @@ def test_what_a_job_leaves_out_is_off() -> None:
 def test_every_field_of_a_job_reaches_the_engine() -> None:
     """A field that is added to the messages is to be added here, and to what the engine can do."""
     named = {field.name for message in (Request, SamplingParams, StopParams) for field in fields(message)}
-    renamed = {"prompt_token_ids": "prompt", "cache_salt": "salt"}
+    renamed = {"prompt_token_ids": "prompt", "cache_salt": "salt", "structure": "grammar"}
     wire = {
         field.name
         for message in (job_pb2.Job, inference_pb2.Sampling, inference_pb2.Stopping)
@@ -194,14 +194,15 @@ def test_output_for_a_job_that_is_no_longer_held_is_not_delivered() -> None:
     assert journal.drop("r1") is None
 
 
-def test_an_engine_error_is_an_internal_failure() -> None:
+@pytest.mark.parametrize(("refused", "failure"), [(False, job_pb2.FAILURE_INTERNAL), (True, job_pb2.FAILURE_INVALID)])
+def test_an_engine_error_is_ours_or_the_requests(refused: bool, failure: job_pb2.Failure) -> None:
+    """Of the first kind some in a row keep a worker from getting jobs."""
     journal = Journal("w0")
     journal.open(make_claim(), now=0.0)
-    delivery = journal.record(
-        make_output(token_ids=(), text="", finish=Finish.ERROR, error="non-finite logits"), now=1.0
-    )
+    output = make_output(token_ids=(), text="", finish=Finish.ERROR, error="non-finite logits", refused=refused)
+    delivery = journal.record(output, now=1.0)
     assert delivery is not None
-    assert delivery.failure == job_pb2.FAILURE_INTERNAL
+    assert delivery.failure == failure
     assert delivery.chunk.error == "non-finite logits"
 
 
