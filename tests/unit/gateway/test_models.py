@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
+from gateway import models
 from gateway.errors import STARTING, AdmissionError, GatewayError, ModelNotFound, NoWorker
-from gateway.models import choose
-from kvstore.registry import WorkerInfo
+from gateway.models import STALE_S, Models, Served, choose
+from gateway.tasks import Tasks
+from kvstore.registry import Registry, WorkerInfo
+
+if TYPE_CHECKING:
+    from gateway.tokenize import ModelTokenizer, TokenizerPool
 
 
 def worker(
@@ -63,3 +71,24 @@ def test_refusals(live: list[WorkerInfo], name: str, kind: type[GatewayError], m
     with pytest.raises(kind) as caught:
         chosen(live, name, known=("gone",))
     assert str(caught.value) == message
+
+
+async def test_workers_are_counted_by_state_as_long_as_the_last_look_is_worth_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(models.time, "monotonic", lambda: clock[0])
+
+    async def workers() -> list[WorkerInfo]:
+        return [worker("a"), worker("b"), worker("c", state="draining")]
+
+    registry = cast("Registry", SimpleNamespace(workers=workers))
+    known = Models(registry, cast("TokenizerPool", None), Tasks())
+    assert known.states == {}
+    served = Served("m", cast("ModelTokenizer", None), (worker("a"),))
+    assert [each.id for each in await known.workers(served)] == ["a", "b"]
+    assert known.states == {"ready": 2, "draining": 1}
+    clock[0] += STALE_S
+    assert known.states == {"ready": 2, "draining": 1}
+    clock[0] += 0.001
+    assert known.states == {}
