@@ -23,16 +23,16 @@ LENGTH: Final = struct.Struct("=I")
 MEMORY_BYTES: Final = 2**30
 STACK_BYTES: Final = 4 * 2**20
 """Half of what a worker's thread has, which must bear what was borne here: nesting is followed by recursion."""
-NICER: Final = 10
-"""Behind the gateway, and the workers of the same machine."""
+NICER: Final = 5
+"""Behind the gateway, and the workers of the same machine: a third of their share."""
 
 
 def main(cpu_s: float) -> None:
     """Serves until the gateway closes the pipe. A structure that takes more processor time than ``cpu_s``, or too much
     memory, ends the process instead."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal reaches the whole group; the gateway drains
-    os.nice(NICER)
     refusal(inference_pb2.Structure(json_object=True))  # loads the library, which is not the first structure's time
+    os.nice(NICER)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -6,6 +6,7 @@ What a gateway has tried is what a worker compiles. The library is imported wher
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 WHITESPACE: Final = r"[ \t\n\r]{1,32}"
 """Between the tokens of JSON, unless the schema has an ``x-guidance`` of its own. Without a bound a small model may go
 on with it for ever."""
+UNFORCED: Final = '%llguidance {"no_forcing": true}\n'
+"""The library would follow text that nothing can replace to its end, however long that is, to have it in the tokens
+that it would be encoded to. Without, such text is the model's to cut into tokens, and no mask takes long."""
+PLACES: Final = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: |\n *\d+ \|.*|<non-verbose/>", re.DOTALL)
+"""What the library says of where something is in the grammar."""
 MOST_WORDS: Final = 300
 """Characters of the library's reasons that are told."""
 
@@ -29,7 +35,8 @@ def grammar_of(structure: inference_pb2.Structure) -> str:
     if structure.WhichOneof("kind") == "regex":
         from llguidance import LLMatcher
 
-        return LLMatcher.grammar_from_regex(structure.regex)
+        (quoted,) = json.loads(LLMatcher.grammar_from_regex(structure.regex))["grammars"]
+        return f"{UNFORCED}{quoted['lark_grammar']}"
     schema: Any = {"type": "object"}
     if not structure.json_object:
         try:
@@ -39,7 +46,7 @@ def grammar_of(structure: inference_pb2.Structure) -> str:
     if not isinstance(schema, dict):
         raise StructureRefused("must be a JSON object")
     try:
-        return json.dumps({"grammars": [{"json_schema": _options() | schema}]}, allow_nan=False)
+        return f"{UNFORCED}start: %json {json.dumps(_options() | schema, allow_nan=False)}"
     except ValueError as error:
         raise StructureRefused(f"no JSON: {error}") from error
 
@@ -71,8 +78,8 @@ def refusal(structure: inference_pb2.Structure) -> str:
 
 
 def said(text: str) -> str:
-    """A reason as callers are told it: in one line, and not endless."""
-    line = " ".join(text.replace("<non-verbose/>", "").replace("NoExtensionBias", "nothing can follow").split())
+    """A reason as callers are told it: in one line, not endless, and without places in a grammar that isn't theirs."""
+    line = " ".join(PLACES.sub("", text).replace("NoExtensionBias", "nothing can follow").split())
     return line if len(line) <= MOST_WORDS else f"{line[:MOST_WORDS]}..."
 
 

@@ -139,7 +139,7 @@ class Arrivals:
         if formed is None:
             return
         if self._pages is not None and lacking:
-            job.fetched_tokens = await self._pages.prepare(lacking)
+            job.fetched_tokens = await self._pages.prepare(lacking, request.request_id)
         if self._ours(job):
             self._begin(formed, job)
 
@@ -152,7 +152,7 @@ class Arrivals:
         except StructureRefused as refused:
             await self._fail(job, job_pb2.FAILURE_INVALID, f"structure: {refused}")
         except Exception:  # as when going on fails
-            logger.exception("the structure of %s", request.request_id)
+            logger.exception("the structure of %s", request.request_id, extra=about(request.request_id))
             await self._fail(job, job_pb2.FAILURE_INTERNAL, UNCOMPILED)
         return None
 
@@ -216,7 +216,7 @@ class Arrivals:
             whole = replace(whole, prompt_logprobs=None)
         lacking = self._pages.lacking(whole)
         if lacking:
-            await self._pages.prepare(lacking)
+            await self._pages.prepare(lacking, request.request_id)
 
     async def _fail(self, job: Running, failure: job_pb2.Failure, error: str) -> None:
         if self._ours(job):

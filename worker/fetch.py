@@ -16,6 +16,7 @@ import time
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from kvstore.logs import about
 from kvstore.page import names_of
 from kvstore.page_store import PageRef
 from worker.break_even import BreakEven
@@ -98,9 +99,9 @@ class Fetch:
             return []
         return self._lacking(names_of(self._engine.root_of(request.salt), request.prompt, self._client.form.block_size))
 
-    async def prepare(self, names: list[PageName]) -> int:
+    async def prepare(self, names: list[PageName], request_id: str) -> int:
         """Has pages of what a prompt is ``lacking`` on their way to the engine when it returns, if that is worth it.
-        Raises nothing but CancelledError.
+        Raises nothing but CancelledError. ``request_id``: whose prompt it is.
 
         Returns how many tokens they hold, by whichever fetch they came. The engine has not taken all of them yet, and
         nobody waits for that: it may still refuse some, if what they continue had to go.
@@ -116,7 +117,7 @@ class Fetch:
         except TimeoutError:
             self._client.metrics.miss(LATE)
         except Exception:
-            logger.exception("fetching pages failed")
+            logger.exception("fetching pages failed", extra=about(request_id))
         return len(own.handed) * self._client.form.block_size
 
     async def fetch_hottest(self, most: int, busy: Callable[[], bool], until: float) -> int:

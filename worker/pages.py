@@ -126,11 +126,11 @@ class Pages:
         """Blocks of a prompt that ``prepare`` may bring."""
         return [] if self._fetch is None else self._fetch.lacking(request)
 
-    async def prepare(self, names: list[PageName]) -> int:
+    async def prepare(self, names: list[PageName], request_id: str) -> int:
         """Fetches what the pool is lacking, if that is worth it. Returns how many tokens have come: they are on their
         way to the engine, or taken in. It may still refuse some, so no more than the prompt's hits are of use."""
         assert self._fetch is not None
-        return await self._fetch.prepare(names)
+        return await self._fetch.prepare(names, request_id)
 
     async def forget(self) -> None:
         """Deletes what is in doubt still, before the worker ends, however it does."""

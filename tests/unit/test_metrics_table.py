@@ -63,6 +63,7 @@ def gateway() -> CollectorRegistry:
     metrics.queues._queues = (QueueInfo("w0", "jobs", 1, 2, 3),)
     metrics.ledger._ledger = Ledger(0, 0, 0, 0, 0, 0, 0)
     Call(metrics).end("stop")
+    metrics.http_responses.labels(path="/v1/models", status="200").inc()
     return metrics.registry
 
 

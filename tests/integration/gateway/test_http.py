@@ -196,6 +196,16 @@ async def test_models(worker: ScriptedWorker, http: HttpClient) -> None:
         await http.openai.models.retrieve("large")
 
 
+async def test_a_model_that_has_just_gone_is_left_out(
+    worker: ScriptedWorker, http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def names() -> list[str]:
+        return ["large", "tiny"]
+
+    monkeypatch.setattr(http.gateway._models, "names", names)
+    assert [each.id async for each in http.openai.models.list()] == ["tiny"]
+
+
 TOOLED = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
     "{% for m in messages %}{{ m.role }}{{ m.content }}"

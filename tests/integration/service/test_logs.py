@@ -99,7 +99,7 @@ async def test_lines_are_objects_that_name_jobs_and_hold_no_secrets(broker_binar
         assert {each["level"] for each in lines} <= {"INFO", "WARNING", "ERROR"}
         assert all({"time", "logger", "message"} <= each.keys() for each in lines)
     assert {each["worker"] for each in by_worker} == {"w0"}
-    assert [each["logger"] for each in by_worker if each.get("request_id") == "broken"] == ["kvstore.claims"]
+    assert [each["logger"] for each in by_worker if each.get("request_id") == "broken"] == ["kvstore.endings"]
     told = sorted(each["logger"] for each in by_gateway if each.get("request_id") == "late")
     assert told == ["gateway.ending", "gateway.errors"]
     assert not [each for each in (*by_worker, *by_gateway) if each.get("request_id") == "whole"]

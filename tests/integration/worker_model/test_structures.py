@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 CITY = {
     "type": "object",
     "properties": {
-        "city": {"type": "string", "maxLength": 24},
-        "country": {"type": "string", "maxLength": 24},
+        "city": {"type": "string", "maxLength": 12},
         "inhabitants": {"type": "integer", "minimum": 0, "maximum": 99_999_999},
-        "rivers": {"type": "array", "items": {"type": "string", "maxLength": 16}, "minItems": 1, "maxItems": 3},
     },
-    "required": ["city", "country", "inhabitants", "rivers"],
+    "required": ["city", "inhabitants"],
     "additionalProperties": False,
 }
 ASK = "<|im_start|>user\nDescribe the capital of France as JSON.<|im_end|>\n<|im_start|>assistant\n"
@@ -41,11 +39,10 @@ def is_a_city(text: str) -> bool:
     city = json.loads(text)
     return (
         list(city) == list(CITY["properties"])
-        and all(isinstance(city[name], str) and len(city[name]) <= 24 for name in ("city", "country"))
+        and isinstance(city["city"], str)
+        and len(city["city"]) <= 12
         and type(city["inhabitants"]) is int
         and 0 <= city["inhabitants"] <= 99_999_999
-        and 1 <= len(city["rivers"]) <= 3
-        and all(isinstance(river, str) and len(river) <= 16 for river in city["rivers"])
     )
 
 
@@ -57,11 +54,9 @@ def test_json_fits_its_schema_in_a_crowd_and_cut_off_anywhere(smollm2: Loaded) -
     table = TokenBytes.from_json(files.tokenizer_json)
     prompt = tuple(Tokenizer.from_str(files.tokenizer_json.decode()).encode(ASK).ids)
     compiled = Compiler(card).compile(Structure(json_schema=json.dumps(CITY)))
-    greedy = Request("0", prompt, SamplingParams(temperature=0.0), StopParams(160), grammar=compiled)
-    asked = [greedy] + [
-        replace(greedy, request_id=str(seed), sampling=SamplingParams(temperature=1.0, seed=seed), n=2, logprobs=1)
-        for seed in (1, 2)
-    ]
+    greedy = Request("0", prompt, SamplingParams(temperature=0.0), StopParams(90), grammar=compiled)
+    seeded = replace(greedy, request_id="1", sampling=SamplingParams(temperature=1.0, seed=1), n=2, logprobs=1)
+    asked = [greedy, seeded]
     free = replace(greedy, request_id="free", grammar=None)
     first, second = (
         engine_over(runner, table, eos_token_ids=files.eos_token_ids, context_length=files.context_length)
@@ -73,7 +68,7 @@ def test_json_fits_its_schema_in_a_crowd_and_cut_off_anywhere(smollm2: Loaded) -
             assert answer.finish is Finish.STOP
             assert is_a_city(answer.text), answer.text
     assert "Paris" in expected["0"]["0", 0].text
-    answers, left = cut_off(first, [*asked, free], 12)
+    answers, left = cut_off(first, [*asked, free], 8)
     assert left == [*asked, free]
     tiny.poison(runner)
     for request in left:

@@ -110,7 +110,7 @@ def test_workers_are_scaled_by_a_metric_that_gateways_have() -> None:
     assert "replicas" not in worker["spec"], "an apply would undo what the scaler did"
     (trigger,) = scaled["spec"]["triggers"]
     names = re.findall(r"octavo_\w+", trigger["metadata"]["query"])
-    text = (DEPLOY.parent / "gateway" / "metrics.py").read_text()
+    text = (DEPLOY.parent / "gateway" / "gauges.py").read_text()
     assert names == ["octavo_queue_depth"]
     assert all(f'"{name}"' in text for name in names)
 

@@ -102,7 +102,7 @@ REFUSED = [
     (request(structure=Structure()), "structure is empty: one of json_schema, regex and json_object is needed"),
     (
         request(structure=Structure(json_object=False)),
-        "structure.json_object is false: must be true; leave structure out for free text",
+        "structure.json_object is false: must be true; free text has no structure",
     ),
     (request(structure=Structure(regex="")), "structure.regex is 0 bytes: must have 1 to 65536"),
     (

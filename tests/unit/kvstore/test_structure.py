@@ -6,18 +6,23 @@ import json
 
 import pytest
 
-from kvstore.structure import MOST_WORDS, WHITESPACE, StructureRefused, grammar_of, refusal, said
+from kvstore.structure import MOST_WORDS, UNFORCED, WHITESPACE, StructureRefused, grammar_of, refusal, said
 from octavo.v1.inference_pb2 import Structure
 
 
 def test_a_schema_is_taken_as_it_is_with_white_space_that_ends() -> None:
-    (grammar,) = json.loads(grammar_of(Structure(json_schema='{"type": "array", "é": [1.5, null]}')))["grammars"]
-    expected = {"x-guidance": {"whitespace_pattern": WHITESPACE}, "type": "array", "é": [1.5, None]}
-    assert grammar == {"json_schema": expected}
-    (own,) = json.loads(grammar_of(Structure(json_schema='{"x-guidance": {"coerce_one_of": true}}')))["grammars"]
-    assert own == {"json_schema": {"x-guidance": {"coerce_one_of": True}}}
-    (anything,) = json.loads(grammar_of(Structure(json_object=True)))["grammars"]
-    assert anything["json_schema"]["type"] == "object"
+    space = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+    given = Structure(json_schema='{"type": "array", "é": [1.5, null]}')
+    assert schema_in(grammar_of(given)) == space | {"type": "array", "é": [1.5, None]}
+    own = {"x-guidance": {"coerce_one_of": True}}
+    assert schema_in(grammar_of(Structure(json_schema=json.dumps(own)))) == own
+    assert schema_in(grammar_of(Structure(json_object=True))) == space | {"type": "object"}
+
+
+def schema_in(grammar: str) -> object:
+    head, _, schema = grammar.partition("start: %json ")
+    assert head == UNFORCED
+    return json.loads(schema)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,15 @@ def test_what_can_be_compiled_is_not_refused(structure: Structure) -> None:
 def test_reasons_are_one_line_and_not_endless() -> None:
     assert said("a\n  b\tc ") == "a b c"
     assert said("x" * 1000) == "x" * MOST_WORDS + "..."
+
+
+@pytest.mark.parametrize(
+    ("structure", "reason"),
+    [
+        (Structure(json_schema='{"type": "nope"}'), "Invalid type: nope"),
+        (Structure(regex="a("), 'invalid regex "a(" (in regex): regex parse error: a( ^ error: unclosed group'),
+    ],
+    ids=["schema", "regex"],
+)
+def test_reasons_are_the_librarys_without_places_in_our_grammar(structure: Structure, reason: str) -> None:
+    assert refusal(structure) == reason

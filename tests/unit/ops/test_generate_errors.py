@@ -20,6 +20,7 @@ from octavo.v1.inference_pb2 import (
     GenerateResponse,
     Sampling,
     Stopping,
+    Structure,
 )
 from ops import generate, streaming
 from ops.answer import Answer
@@ -80,7 +81,7 @@ def test_every_field_that_can_be_set_has_its_option() -> None:
 
     without = {"token_ids", "cache_salt", "detached", "caller", "sampling", "stopping"}
     settable = fields(inference_pb2.GenerateRequest) - without
-    settable |= fields(Sampling, "sampling.") | fields(Stopping, "stopping.")
+    settable |= fields(Sampling, "sampling.") | fields(Stopping, "stopping.") | fields(Structure, "structure.")
     assert settable | {"prompt", "chat.messages"} == set(FLAGS)
     known = {flag for param in generate.command.params for flag in (*param.opts, str(param.human_readable_name))}
     assert {flag for flag in FLAGS.values() if " " not in flag} <= known

@@ -59,7 +59,7 @@ class ScriptedPages:
         self.asked.append(request.prompt)
         return [] if request.prompt_logprobs is not None else names_of(ROOT, request.prompt, BS)
 
-    async def prepare(self, names: list[PageName]) -> int:
+    async def prepare(self, names: list[PageName], request_id: str) -> int:
         assert names
         await self.come.wait()
         return len(names)

@@ -66,4 +66,5 @@ class World:
 
     async def prepare(self, **changes: object) -> int:
         async with asyncio.timeout(10):
-            return await self.fetch.prepare(self.fetch.lacking(request("a", PROMPT, **changes)))  # type: ignore[arg-type]
+            lacking = self.fetch.lacking(request("a", PROMPT, **changes))  # type: ignore[arg-type]
+            return await self.fetch.prepare(lacking, "a")

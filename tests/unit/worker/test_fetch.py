@@ -31,6 +31,20 @@ async def test_what_the_pool_lacks_is_fetched_and_nothing_else() -> None:
     assert world.fetch.lacking(request("b", longer)) == world.names_of(longer)[5:]
 
 
+async def test_a_fault_of_ours_is_logged_with_whose_pages_it_was_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(world.fetch, "_prepare", broken)
+    assert await world.prepare() == 0
+    (line,) = caplog.records
+    assert (line.getMessage(), line.__dict__["request_id"]) == ("fetching pages failed", "a")
+
+
 async def test_the_first_hole_ends_the_prefix() -> None:
     world = World()
     world.store(0, 1, 3, 4)
@@ -191,10 +205,10 @@ async def test_what_has_come_since_it_was_found_lacking_is_not_fetched_again() -
     world.takes = False
     lacking = world.fetch.lacking(request("a", PROMPT))
     await world.prepare()
-    assert await world.fetch.prepare(lacking) == 5 * BS  # it has come for both
+    assert await world.fetch.prepare(lacking, "a") == 5 * BS  # it has come for both
     assert world.shop.store.calls == ["covered", "fetch"]
     world.take()
-    await world.fetch.prepare(lacking)
+    await world.fetch.prepare(lacking, "a")
     assert world.shop.store.calls == ["covered", "fetch"]
     assert world.shop.events() == {"fetched": 5, "adopted": 5}
 

@@ -19,7 +19,7 @@ async def test_what_was_brought_is_told() -> None:
     world.store(0, 1, 2, 4)
     assert await world.prepare() == 3 * BS
     assert await world.prepare() == 0, "the rest is not there"
-    assert await world.fetch.prepare([]) == 0
+    assert await world.fetch.prepare([], "a") == 0
 
 
 async def test_a_store_that_fails_brings_nothing() -> None:
@@ -35,7 +35,7 @@ async def test_who_waits_for_anothers_fetch_is_told_of_it_as_far_as_it_is_his_pr
     world.takes = False
     world.shop.store.held.clear()
     shorter = world.fetch.lacking(request("b", [*PROMPT[: 3 * BS], 9]))
-    both = asyncio.gather(world.prepare(), world.fetch.prepare(shorter))
+    both = asyncio.gather(world.prepare(), world.fetch.prepare(shorter, "b"))
     await asyncio.sleep(0)
     world.shop.store.held.set()
     assert [*await both] == [5 * BS, 3 * BS]

@@ -189,10 +189,17 @@ def test_what_is_out_of_form_is_told_with_the_next_mask() -> None:
         matcher.mask()
 
 
-@pytest.mark.parametrize("pattern", [r"[^\s\S]", "((a{1000}){1000}){1000}"], ids=["nothing fits", "too much at once"])
-def test_what_has_no_first_token_is_refused_beforehand(pattern: str) -> None:
-    with pytest.raises(StructureRefused, match=r"the (answer can't keep to its structure: |structure takes more than)"):
-        by_pieces().compile(regex(pattern))
+def test_what_has_no_first_token_is_refused_beforehand() -> None:
+    with pytest.raises(StructureRefused, match="the answer can't keep to its structure: nothing can follow"):
+        by_bytes().compile(regex(r"[^\s\S]"))
+
+
+@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "x(ab){100000}", "a" * 30_000], ids=["a", "x", "long"])
+def test_text_without_a_choice_is_not_followed_to_its_end(pattern: str) -> None:
+    """Nor forced into tokens: any that it begins with may come."""
+    matcher = by_pieces().compile(regex(pattern)).start()
+    assert not matcher.accept(pieces(pattern[0].strip("(") or "a"))
+    assert allowed(matcher) >= {*pieces("a")}
 
 
 def test_a_token_that_takes_too_long_is_the_answers_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_who_was_told_to_leave_has_not_failed(
     """Both leave without waiting for their threads."""
     left: list[int] = []
 
-    async def serve(_: WorkerConfig) -> None:
+    async def serve(_: WorkerConfig, incarnation: str) -> None:
         raise error
 
     monkeypatch.setattr(process, "serve", serve)
