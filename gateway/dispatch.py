@@ -10,7 +10,7 @@ from gateway.errors import STARTING, DeadlinePassed, NoWorker, Overloaded
 from gateway.placing import Booking, Need, Placing, is_full
 from gateway.prefixes import PromptHashes
 from gateway.record import record_of
-from kvstore.errors import BrokerFull, QueueFull, SubmitError, WorkerGone
+from kvstore.errors import BrokerFull, BrokerWrongType, QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted
 from kvstore.registry import READY
 from kvstore.tracing import UNTRACED
@@ -98,13 +98,15 @@ class Dispatch:
     async def submit(self, order: Order, served: Served) -> Sent:
         """Submits to the best worker that takes the job.
 
-        Raises Overloaded, NoWorker, DeadlinePassed, RequestIdTaken, BrokerFull: nothing was queued. Any other
-        BrokerError: unknown if ``order.offered``, else nothing was queued either.
+        Raises Overloaded, NoWorker, DeadlinePassed, RequestIdTaken, BrokerFull, and BrokerWrongType where no worker's
+        keys let the job in: nothing was queued. Any other BrokerError: unknown if ``order.offered``, else nothing was
+        queued either.
         """
         workers = able(served.workers, order)
         need = Need(order.job, PromptHashes(order.job))
         gone: set[str] = set()
         full: QueueFull | None = None
+        junk: BrokerWrongType | None = None
         wait_s = 0.0
         for _ in range(MAX_TRIES):
             began = time.monotonic()
@@ -118,14 +120,18 @@ class Dispatch:
                 full = error
                 wait_s = least_wait_s(offer.decision, gone)
                 need.refused[offer.target.incarnation] = is_full(error.depth, error.limit)
-            except WorkerGone:
-                need.refused[offer.target.incarnation] = "it is gone"
+            except (WorkerGone, BrokerWrongType) as error:
+                # Keys of another type are the worker's own: others have better ones.
+                junk = error if isinstance(error, BrokerWrongType) else junk
+                need.refused[offer.target.incarnation] = "it is gone" if junk is not error else "its stream is none"
                 gone.add(offer.target.incarnation)
                 workers = able(await self._models.workers(served), order)
         name = served.name
         if full is not None:
             message = f"all queues of model {name!r} are full ({full.limit} jobs each); try again later"
             raise Overloaded(message, min(max(round(wait_s * 1000), LEAST_RETRY_MS), MOST_RETRY_MS))
+        if junk is not None:
+            raise junk
         raise NoWorker(f"no live worker of model {name!r} takes jobs; {STARTING}")
 
     def forget(self, sent: Sent) -> None:
@@ -176,7 +182,7 @@ class Dispatch:
             )
             stands = submitted is Submitted.ACCEPTED
             order.trace.part("submit", began, time.monotonic())
-        except (SubmitError, BrokerFull, DeadlinePassed):
+        except (SubmitError, BrokerFull, BrokerWrongType, DeadlinePassed):
             applied = order.offered = False
             raise
         finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.models import most_common
 from gateway.placing import Need
 from gateway.prefixes import PromptHashes
-from kvstore.errors import BrokerAuth, BrokerUnreachable
+from kvstore.errors import BrokerAuth, BrokerUnreachable, BrokerWrongType
 from kvstore.logs import about
 from kvstore.orphans import Rehomed, Target
 from kvstore.registry import READY
@@ -94,7 +94,12 @@ class Rehoming:
             if booking is None:
                 break
             promises.append(booking.promise)
-            outcome = await self._move(orphan, booking)
+            try:
+                outcome = await self._move(orphan, booking)
+            except BrokerWrongType:
+                # What the target reads is no stream, as its log tells.
+                workers = [each for each in workers if each.incarnation != booking.target.incarnation]
+                continue
             if outcome is Rehomed.WAITING or (orphan.alone and outcome is Rehomed.MOVED):
                 taken.add(booking.target.incarnation)
             if outcome is not Rehomed.WAITING:

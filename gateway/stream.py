@@ -11,10 +11,11 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import Draining, JobGone, JobLost
+from gateway.errors import Draining, JobGone, JobLost, told
 from gateway.place import Delivery, Offer, Place
 from kvstore import token_log
-from kvstore.errors import BrokerAuth, BrokerError
+from kvstore.entries import put_back
+from kvstore.errors import BrokerAuth, BrokerError, BrokerWrongType
 from kvstore.jobs import JobRecord, JobState
 from kvstore.logs import note
 from kvstore.records import MOST_TOKENS
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 SILENCE_S: Final = 1.0
 """A stream that has heard nothing of a choice for this long asks the broker."""
+LISTED_S: Final = 3.0
+"""While a stream hears nothing, it looks this often whether its job is still where its worker would find it."""
 PATIENCE_S: Final = 30.0
 """A stream ends with UNAVAILABLE when the broker has not answered it for this long."""
 CAPACITY: Final = 64
@@ -78,6 +81,8 @@ class Stream:
         meanwhile: to set it anew for every token costs more than to wake once a second in vain."""
         self._log_id = b"0"
         self._trouble_since: float | None = None
+        self._listed = time.monotonic()
+        """When the job was last known to be in its worker's stream."""
         self._on_route: Callable[[inference_pb2.Route], None] | None = None
 
     def __enter__(self) -> Self:
@@ -219,6 +224,17 @@ class Stream:
             await self._refill()
             if record is not None and record.state is JobState.ENDED and not (self._place.ended or self._place.stale):
                 raise JobLost("the job has ended and its output is no longer kept")
+        elif time.monotonic() - self._listed >= LISTED_S:
+            await self._put_back(record)
+
+    async def _put_back(self, record: JobRecord) -> None:
+        """Where nobody would find the job it is put there again. Raises JobLost where that can't be done."""
+        try:
+            await put_back(self._broker, record)
+        except BrokerWrongType as error:
+            # Nothing passes there until somebody deletes the key: to wait in silence helps nobody.
+            raise JobLost(told(error)) from error
+        self._listed = time.monotonic()
 
     async def _refill(self) -> None:
         """Takes one page of the log. If there are more, they are read when the reader has taken what this one brought:

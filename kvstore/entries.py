@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,16 @@ from redis.exceptions import RedisError, ResponseError
 
 from kvstore.errors import BrokerError, BrokerUnreachable
 from kvstore.keys import GROUP
+from kvstore.registry import LEASE_TTL_MS
 from kvstore.translation import execute, translate
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from kvstore.client import Broker
+    from kvstore.records import JobRecord
+
+logger = logging.getLogger(__name__)
 
 NEW = ">"
 """Entries that no consumer has been given yet."""
@@ -109,6 +114,20 @@ class EntryReader:
         except BrokerError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+
+
+async def put_back(broker: Broker, record: JobRecord, *, lease_ttl_ms: int = LEASE_TTL_MS) -> bool:
+    """Puts a job back into its worker's stream if its entry is gone, because somebody deleted or trimmed that, and no
+    worker runs it: from there it is claimed, or moved, like any other. Whether it did. May be repeated.
+
+    Raises BrokerError; BrokerWrongType when the stream is none any more.
+    """
+    keys, worker = broker.keys, record.worker
+    names = [keys.job(record.request_id), keys.workers, keys.worker(worker), keys.jobs(worker)]
+    done = bool(await broker.script("put_back", names, [worker, record.entry, lease_ttl_ms]))
+    if done:
+        logger.warning("job %s was not in the stream of worker %s any more: put back", record.request_id, worker)
+    return done
 
 
 def _entry(item: tuple[bytes, Any]) -> Entry:

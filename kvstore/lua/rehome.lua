@@ -134,10 +134,8 @@ if suspect and occupied() then
   redis.call('HSET', job, 'able_ms', int(now_ms())) -- there is a worker
   return 'waiting'
 end
-local moved = redis.pcall('XADD', target_stream, '*', 'request', request)
-if type(moved) == 'table' then
-  return 'stale' -- a key of another type
-end
+-- No pcall: nothing is written before, and a key of another type is for the caller, who then takes another target.
+local moved = redis.call('XADD', target_stream, '*', 'request', request)
 drop_entry(stream, group, entry)
 refund(prefix .. 'load:' .. worker .. ':' .. past, seen[6], seen[7], seen[8])
 charge_to(target_load, seen[6], prefill, seen[8])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvstore.errors import BrokerWrongType
 from kvstore.jobs import Commit, Finished, Jobs, JobState, Rehomed, Target
 from kvstore.registry import Load
 from octavo.v1 import inference_pb2, job_pb2
@@ -143,7 +144,12 @@ async def test_a_target_that_is_gone_changes_nothing(mortal: Stage, broker: Brok
     else:
         await broker.call("SET", broker.keys.jobs("w1"), "x")
     before = await everything(broker)
-    assert await mortal.jobs.rehome(orphan, target) is STALE
+    if how == "stream of another type":
+        with pytest.raises(BrokerWrongType) as caught:
+            await mortal.jobs.rehome(orphan, target)
+        assert caught.value.keys == (broker.keys.jobs("w1"),)
+    else:
+        assert await mortal.jobs.rehome(orphan, target) is STALE
     assert await everything(broker) == before
     await broker.call("DEL", broker.keys.jobs("w1"))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.breaker import Breaker
 from gateway.placing import Placing
 from gateway.rehoming import Rehoming
+from kvstore.errors import BrokerWrongType
 from kvstore.jobs import JobState
 from kvstore.orphans import Orphan, Rehomed, Target
 from kvstore.prefix_index import Seen
@@ -30,6 +31,8 @@ class World:
         self.answer = Rehomed.MOVED
         self.broken: dict[str, Exception] = {}
         """Jobs that can't be moved."""
+        self.streamless: set[str] = set()
+        """Workers whose stream is a key of another type."""
         self.suspects: set[str] = set()
         """Workers that have one which must be alone."""
         self.done: Counter[Rehomed] = Counter()
@@ -78,6 +81,8 @@ class World:
             raise self.broken[orphan.request_id]
         if target is None:
             return Rehomed.DEAD if orphan.doomed else Rehomed.WAITING
+        if target.worker in self.streamless:
+            raise BrokerWrongType("WRONGTYPE", [f"jobs:{target.worker}"])
         if orphan.deaths and target.worker in self.suspects:
             return Rehomed.WAITING
         if orphan.deaths > 1 and self.answer is Rehomed.MOVED:

@@ -195,6 +195,17 @@ async def test_one_that_can_not_be_moved_holds_up_no_other_and_is_told_once(capl
     assert len(caplog.messages) == 2
 
 
+async def test_a_worker_whose_stream_is_none_keeps_nobody_from_the_others() -> None:
+    """It reads nothing, so it seems to be idle, and the best place for each of them."""
+    world = World(worker("w0"), worker("w1"))
+    world.loads = {"w1": Load(jobs=5, sequences=5, tokens=5000, prefill=5000)}
+    world.streamless = {"w0"}
+    assert await world.run(orphan("a"), orphan("b", deaths=2)) == {Rehomed.MOVED: 2}
+    assert [target.worker for _, target in world.moves if target] == ["w0", "w1"] * 2
+    world.streamless = {"w0", "w1"}
+    assert await world.run(orphan("a")) == {Rehomed.WAITING: 1}
+
+
 async def test_a_round_without_orphans_costs_no_look_at_the_fleet() -> None:
     """Whatever is known of it: there are four rounds a second."""
     world = World(worker("w0"))
