@@ -14,8 +14,6 @@ from octavo.v1 import job_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvstore.entries import Entry
-
 
 class Submitted(Enum):
     """What ``submit`` did."""
@@ -168,7 +166,8 @@ MOST_ATTEMPTS = 2**31
 """What a delivery has room for."""
 
 
-def _remaining(deadline_ms: bytes | int | None, now_ms: int) -> int | None:
+def remaining_of(deadline_ms: bytes | int | None, now_ms: int) -> int | None:
+    """Milliseconds until a deadline; None: there is none. Raises ValueError when that isn't what we write."""
     return max(0, number(deadline_ms, MOST_MS) - now_ms) if deadline_ms else None
 
 
@@ -232,33 +231,16 @@ def parse_positions(
     count = count_of(choices)
     told = told or [None] * (2 * count)
     past = tuple(number(index or 0, MOST_TOKENS) for index in told[::2])
-    return past, frozenset(choice for choice, end in enumerate(told[1::2]) if end)
+    return past, frozenset(choice for choice, end in enumerate(told[1::2]) if finish_of(end) is not None)
 
 
-def parse_claim(entry: Entry, answer: list[bytes | int | None], now_ms: int) -> Claim:
-    """A claim from what the script read of a job. Raises ValueError when that isn't what we write."""
-    payload, attempt, gateway, submitted_ms, claimed_ms, deadline_ms, choices, still_open, cached, *rest = answer
-    predicted, *positions = rest
-    job = parse_job(payload, entry.request_id)
-    past, ended = parse_positions(positions, choices)
-    require_choices(job, past)
-    if not number(still_open, len(past)) == len(past) - len(ended) >= 1:
-        raise ValueError(f"of its {len(past)} choices {len(ended)} have ended, and {still_open!r} are open")
-    attempts = number(attempt, MOST_ATTEMPTS)
-    if not isinstance(gateway, bytes) or len(gateway) > MOST_GATEWAY or attempts < 1:
-        raise ValueError(f"its gateway is {gateway!r:.40} and its attempt {attempts}")
-    return Claim(
-        job=job,
-        attempt=attempts,
-        remaining_ms=_remaining(deadline_ms, now_ms),
-        queued_ms=max(0, number(claimed_ms, MOST_MS) - number(submitted_ms, MOST_MS)),
-        gateway=gateway.decode(),
-        entry_id=entry.entry_id,
-        next=past,
-        ended=ended,
-        cached_tokens=number(cached, MOST_TOKENS),
-        predicted=number(predicted, MOST_TOKENS),
-    )
+def finish_of(end: bytes | int | None) -> int | None:
+    """How a worker ended a choice; None: it has not. Raises ValueError when that isn't what we write."""
+    if end is None:
+        return None
+    if (finish := number(end, MOST_FINISH)) < 1:
+        raise ValueError("a choice has ended, and in no way")
+    return finish
 
 
 def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
@@ -271,7 +253,10 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
     submitted_ms, deadline_ms, digest, finish, choices, *by_choice = numbers
     count = count_of(choices)
     past = {choice: number(index or 0, MOST_TOKENS) for choice, index in enumerate(by_choice[:count])}
-    ends = {choice: number(end, MOST_FINISH) for choice, end in enumerate(by_choice[MAX_CHOICES:][:count]) if end}
+    told = map(finish_of, by_choice[MAX_CHOICES:][:count])
+    ends = {choice: end for choice, end in enumerate(told) if end is not None}
+    if len(ends) == count and state != JobState.ENDED.encode():
+        raise ValueError(f"all of its {count} choices have ended, and it has not")
     return JobRecord(
         request_id=request_id,
         state=JobState(state.decode()),
@@ -295,5 +280,5 @@ def parse_record(request_id: str, stored: Any, now_ms: int) -> JobRecord | None:
         stolen_from=(stolen_from or b"").decode(),
         finish=None if finish is None else number(finish, MOST_FINISH),
         submitted_ms=number(submitted_ms, MOST_MS),
-        remaining_ms=_remaining(deadline_ms, now_ms),
+        remaining_ms=remaining_of(deadline_ms, now_ms),
     )

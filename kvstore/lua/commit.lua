@@ -20,6 +20,7 @@
 -- most of that away, and the worker compares the whole set now and then. allow-oom: a job that runs must be able to end on a full server.
 local WRITTEN, DUPLICATE, FENCED = 0, 1, 2
 local MOST_TOKENS = 4294967295 -- of an answer, as in records.py
+local MOST_FINISH = 255 -- likewise
 local call, pcall, match = redis.call, redis.pcall, string.match
 local stream, load, held = KEYS[1], KEYS[2], KEYS[3]
 local group, incarnation, channels, retention = unpack(ARGV, 1, 4)
@@ -72,11 +73,13 @@ end
 -- A field that is not as we write it, and its value; nil: those are that this chunk needs. An index that it follows on is
 -- one. Where `open` is not what the ends say, one of them is wrong, perhaps the number of choices: nobody can tell when
 -- the job ends. If it is no number it says nothing. `left`: what the ends say; nil where the chunk has none.
-local function damage(choice, choices, next_field, at, follows, left, open)
+local function damage(choice, choices, next_field, at, end_field, ended, follows, left, open)
   if choice ~= '0' and not is_count(choices or '') then
     return 'choices', choices or ''
   elseif not (follows or (is_count(at) and tonumber(at) <= MOST_TOKENS)) then
     return next_field, at
+  elseif ended and not (is_count(ended) and ended ~= '0' and tonumber(ended) <= MOST_FINISH) then
+    return end_field, ended
   elseif follows and left and is_count(open or '') and open ~= int(left) then
     return 'open', open
   end
@@ -116,7 +119,7 @@ local function write(job, log, described, data)
   end
   local follows, choices = not ended and start == at, seen[9]
   local left = finish ~= '0' and open_choices(job, choices) or nil
-  local field, value = damage(choice, choices, next_field, at, follows, left, seen[10])
+  local field, value = damage(choice, choices, next_field, at, end_field, ended, follows, left, seen[10])
   if field then
     return seen[1] == 'running' and {field, value} or FENCED
   elseif choice ~= '0' and tonumber(choice) >= tonumber(choices) then

@@ -149,3 +149,22 @@ async def test_whoever_reads_a_damaged_job_ends_it(
     assert await stage.load(worker) == (2, 20)
     assert await stage.jobs.get("bad") is None or field == "state"
     assert len(await stage.log("bad")) == 2
+
+
+@pytest.mark.parametrize("value", [b"junk", b"", b"0", b"-1", b"256", b"9" * 30])
+@pytest.mark.parametrize("choice", [0, 1])
+async def test_an_end_that_is_none(stage: Stage, broker: Broker, value: bytes, choice: int) -> None:
+    worker = await three(stage, n=2)
+    await broker.call("HSET", broker.keys.job("bad"), f"end:{choice}", value)
+    step = [chunk(request_id, 2, [3], choice=choice) for request_id in ("first", "bad", "last")]
+    assert await stage.commit(worker, *step) == [Commit.WRITTEN, Commit.FENCED, Commit.WRITTEN]
+    await is_damaged(stage, broker, f"its field end:{choice} is {value!r:.40}")
+
+
+async def test_a_job_that_goes_on_though_all_its_choices_have_ended(stage: Stage, broker: Broker) -> None:
+    """Nothing more comes of it: its worker takes its last chunk for one that was written."""
+    worker = await three(stage)
+    await broker.call("HSET", broker.keys.job("bad"), "end:0", int(STOP))
+    assert await stage.commit(worker, chunk("bad", 2, [], finish=inference_pb2.ERROR)) == [Commit.DUPLICATE]
+    assert await stage.jobs.get("bad") is None
+    await is_damaged(stage, broker, "all of its 1 choices have ended, and it has not")

@@ -11,6 +11,7 @@ from gateway.config import MAX_REQUEST_BYTES
 from gateway.stream import usage_of
 from kvstore import commits
 from kvstore.block_hash import TOKEN_BYTES
+from kvstore.claims import parse_claim
 from kvstore.entries import Entry
 from kvstore.limits import MAX_CHOICES, MAX_JOB_BYTES, MAX_REST_BYTES, broken
 from kvstore.prompts import give
@@ -20,7 +21,6 @@ from kvstore.records import (
     RECORD_FIELDS,
     JobState,
     charge,
-    parse_claim,
     parse_job,
     parse_record,
 )
@@ -187,6 +187,7 @@ JUNK = {b"junk", b"", b"1.5", b"-5", b"007", b"9" * 30, b"9" * 5000, None}
     [
         (("attempt", "prompt_tokens", "cached_tokens", "submitted_ms", "choices"), JUNK),
         (("next:0", "predicted", "fetched_tokens", "deaths", "deadline_ms", "end:0"), JUNK - {b"", None}),
+        (("end:0",), {b"", b"0", b"256"}),
         (("owner", "entry", "worker", "worker_incarnation", "gateway"), {None, b"\xff"}),
         (("state",), {b"", b"asleep", b"\xff"}),
     ],
