@@ -33,7 +33,12 @@ end
 -- first that is known not to be.
 local function narrowed(held, chain, guess)
   local seen
-  if guess < chain.length then
+  if guess == 0 then
+    if pcall('SISMEMBER', held, chain[1]) == 1 then
+      return 1, chain.length + 1
+    end
+    return 0, 1 -- as where the key is of another type
+  elseif guess < chain.length then
     seen = pcall('SMISMEMBER', held, chain[1], hash(chain, guess), hash(chain, guess + 1))
   else
     seen = pcall('SMISMEMBER', held, chain[1], hash(chain, guess))
@@ -62,14 +67,12 @@ local function depth(held, chain)
       lacks = middle
     end
   end
-  if has > 0 then
-    local times = (chain.times[has] or 0) + 1
-    chain.times[has] = times
-    if has ~= chain.guess then
-      chain.other = has
-      if times > (chain.times[chain.guess] or 0) then
-        chain.guess, chain.other = has, chain.guess
-      end
+  local times = (chain.times[has] or 0) + 1
+  chain.times[has] = times
+  if has ~= chain.guess then
+    chain.other = has
+    if times > (chain.times[chain.guess] or 0) then
+      chain.guess, chain.other = has, chain.guess
     end
   end
   return has
