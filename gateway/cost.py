@@ -143,31 +143,28 @@ def cached(work: Work, candidate: Candidate) -> int:
 
 def cost(work: Work, candidate: Candidate) -> Cost:
     """Of giving the job to the candidate."""
-    rates, load = candidate.rates, candidate.load
+    rates, load, slots, pool = candidate.rates, candidate.load, candidate.max_running, candidate.kv_tokens
+    fetch = fetched(candidate)
     computed = work.prompt - cached(work, candidate)
-    running = min(load.sequences, candidate.max_running) if candidate.max_running else load.sequences
+    running = load.sequences if not slots or load.sequences < slots else slots
     # What is shared by many is charged to each, and answers at their maximum, so that charges alone would fill a pool
     # that is nearly empty. What the worker told of itself is a second old, but it can't be more than what is charged.
     occupied = min(load.tokens, candidate.used + load.prefill)
     short = 0.0
     """What does not fit, as a share of what fits."""
-    if candidate.max_running:
-        short = max(short, (load.sequences + work.choices) / candidate.max_running - 1)
-    if candidate.kv_tokens and occupied:
-        short = max(short, (occupied + computed - candidate.kv_tokens) / min(occupied, candidate.kv_tokens))
-    step_s = rates.step_s + max(0, running - 1) * rates.sequence_s
+    if slots and load.sequences + work.choices > slots:
+        short = (load.sequences + work.choices) / slots - 1
+    if pool and occupied and occupied + computed > pool:
+        short = max(short, (occupied + computed - pool) / min(occupied, pool))
+    step_s = rates.step_s + (running - 1) * rates.sequence_s if running else rates.step_s
     busy_s = BUSY_STEPS * step_s if running else 0.0
     # As long as an answer takes, all that runs now makes place once.
     lifetime_s = work.others * step_s
     prefill_s = computed / rates.prefill_tok_s
     own_s = work.answer * (rates.step_s + (running + work.choices - 1) * rates.sequence_s)
     others_s = running * work.choices * work.answer * rates.sequence_s + (running + 1) * STALL * prefill_s
-    return Cost(
-        wait_s=load.prefill / rates.prefill_tok_s + busy_s + short * lifetime_s,
-        prefill_s=prefill_s,
-        fetch_s=fetched(candidate) / rates.fetch_tok_s if fetched(candidate) else 0.0,
-        decode_s=own_s + others_s,
-    )
+    wait_s = load.prefill / rates.prefill_tok_s + busy_s + short * lifetime_s
+    return Cost(wait_s, prefill_s, fetch / rates.fetch_tok_s if fetch else 0.0, own_s + others_s)
 
 
 def takers(candidates: Sequence[Candidate], refused: Container[str]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from gateway.cost import cached
@@ -22,10 +23,10 @@ def record_of(decision: Decision, request_id: str, index: Index, unix_ms: int) -
         raise ValueError("a decision without a choice is not recorded")
     kept = decision.considered
     if len(kept) > MOST_CANDIDATES:
-        cheapest = sorted(kept, key=lambda each: (each is not chosen, each.cost.total_s))
-        ids = {id(each) for each in cheapest[:MOST_CANDIDATES]}
-        kept = tuple(each for each in kept if id(each) in ids)
-    return fleet_pb2.RouteRecord(
+        costs = [-math.inf if each is chosen else each.cost.total_s for each in kept]
+        cheapest = sorted(range(len(kept)), key=costs.__getitem__)
+        kept = tuple(kept[at] for at in sorted(cheapest[:MOST_CANDIDATES]))
+    record = fleet_pb2.RouteRecord(
         request_id=request_id,
         policy=decision.policy,
         index=index,
@@ -33,17 +34,19 @@ def record_of(decision: Decision, request_id: str, index: Index, unix_ms: int) -
         answer_tokens=work.answer * work.choices,
         mean_answer_tokens=work.others,
         choices=work.choices,
-        candidates=[_candidate(each) for each in kept],
         chosen=next(index for index, each in enumerate(kept) if each is chosen),
         decided_unix_ms=unix_ms,
         predicted_cached_tokens=cached(work, chosen.candidate),
         repeats_per_s=work.repeats,
     )
+    for each in kept:
+        _add(record, each)
+    return record
 
 
-def _candidate(considered: Considered) -> fleet_pb2.Candidate:
+def _add(record: fleet_pb2.RouteRecord, considered: Considered) -> None:
     each, cost = considered.candidate, considered.cost
-    return fleet_pb2.Candidate(
+    record.candidates.add(
         worker=each.worker,
         incarnation=each.incarnation,
         held_tokens=each.held,

@@ -74,11 +74,9 @@ class PrefixIndex:
             asked += (f"{worker.id}:{worker.incarnation}", numbers.get(worker.fingerprint, 0))
         chains = [joined(chain) for chain in hashes.values()]
         reply = await self._broker.script("match", [keys.workers], [keys.prefix, json.dumps(asked), *chains])
-        numbers_of = zip(*[iter(reply)] * 5, strict=True)
-        return {
-            worker.id: Seen(blocks, Load(jobs, tokens, prefill, sequences))
-            for worker, (blocks, jobs, tokens, prefill, sequences) in zip(workers, numbers_of, strict=True)
-        }
+        blocks, *charged = (reply[field::5] for field in range(5))
+        seen = map(Seen, blocks, map(Load, *charged))
+        return dict(zip((worker.id for worker in workers), seen, strict=True))
 
     async def replace(self, worker: str, incarnation: str, held: Collection[bytes]) -> int:
         """Writes the whole set of short hashes anew; how many it has then.
