@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.index_broker import delivery, listening, read
-from bench.index_decision import Decisions
+from bench.index_decision import Decisions, job_of
 from bench.index_figures import Part, part
 from bench.machine import describe_machine
 from kvstore.block_hash import chain, root
@@ -22,15 +22,15 @@ from kvstore.client import BrokerConfig, connect
 from kvstore.embedded import EmbeddedBroker
 from kvstore.jobs import Commit, Jobs
 from kvstore.prefix_index import HeldChange, PrefixIndex, Seen, short
-from kvstore.prompts import give
 from kvstore.registry import Load, Registry, WorkerInfo, new_incarnation
-from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
+from octavo.v1 import fleet_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from kvstore.client import Broker
+    from octavo.v1 import job_pb2
 
 FINGERPRINT: Final = "bench"
 TTL_MS: Final = 3_600_000
@@ -129,30 +129,31 @@ class Bench:
         """Match and submit, with the record of a decision."""
         shared = self._config.blocks // 4
         await self.hold([shared] * self._config.workers)
+        jobs = self._prepared("decided")
 
         async def once(turn: int) -> None:
             seen = await self._index.match(self.workers, {FINGERPRINT: self._hashes})
-            worker = self.workers[turn % len(self.workers)]
-            await self._submit(f"decided-{turn}", worker, self._tokens, self._record(seen))
+            await self._submit(jobs[turn], self.workers[turn % len(self.workers)], self._record(seen))
 
         return await self._timed("match and submit", once, self._config.calls)
 
     async def placements(self) -> Part:
         """The same as a gateway does it: it hashes the prompt, and weighs all workers, too."""
         decisions = Decisions(self._jobs, self._registry, self._index, seed=self._config.seed)
+        jobs = self._prepared("placed")
 
         async def once(turn: int) -> None:
-            await decisions.decide(f"placed-{turn}", self.workers, self._tokens)
+            await decisions.decide(jobs[turn], self.workers)
 
         return await self._timed("a gateway's decision", once, self._config.calls)
 
     async def submissions(self) -> Part:
         """Submit alone."""
         record = self._record({worker.id: Seen(0, Load()) for worker in self.workers})
+        jobs = self._prepared("submitted")
 
         async def once(turn: int) -> None:
-            worker = self.workers[turn % len(self.workers)]
-            await self._submit(f"submitted-{turn}", worker, self._tokens, record)
+            await self._submit(jobs[turn], self.workers[turn % len(self.workers)], record)
 
         return await self._timed("submit", once, self._config.calls)
 
@@ -161,7 +162,7 @@ class Bench:
         worker = self.workers[0]
         ids = [f"run-{index:d}-{number}" for number in range(self._config.chunks)]
         for request_id in ids:
-            await self._submit(request_id, worker, [1], b"")
+            await self._submit(job_of(request_id, self._tokens), worker, b"")
         entries = await self._claim(worker, ids)
         filled: list[tuple[bytes, ...]] = [()]
 
@@ -201,9 +202,11 @@ class Bench:
         await reader.aclose()
         return [claimed[request_id] for request_id in ids]
 
-    async def _submit(self, request_id: str, worker: WorkerInfo, prompt: Sequence[int], route: bytes) -> None:
-        job = job_pb2.Job(request_id=request_id, model="bench", stopping=inference_pb2.Stopping(max_tokens=64), n=1)
-        give(job, prompt)
+    def _prepared(self, name: str) -> list[job_pb2.Job]:
+        """One job for each call of a part."""
+        return [job_of(f"{name}-{turn}", self._tokens) for turn in range(WARM_UP + self._config.calls)]
+
+    async def _submit(self, job: job_pb2.Job, worker: WorkerInfo, route: bytes) -> None:
         await self._jobs.submit(
             job,
             digest=b"bench",
@@ -212,7 +215,7 @@ class Bench:
             gateway="gateway",
             deadline_ms=None,
             max_queue=10**9,
-            prefill=len(prompt),
+            prefill=len(job.prompt_token_ids),
             route=route,
         )
 

@@ -1,4 +1,5 @@
-"""A gateway's own decision, as `octavo bench index` times it: look, weigh, record, submit. No call, no tokenizing."""
+"""A gateway's own decision, as `octavo bench index` times it: hash, look, weigh, record, submit. No call and no
+tokenizing, as the job is there already when a gateway decides."""
 
 from __future__ import annotations
 
@@ -23,6 +24,13 @@ NO_BOUND: Final = 10**9
 """Of queues: nobody takes these jobs."""
 
 
+def job_of(request_id: str, prompt: Sequence[int]) -> job_pb2.Job:
+    """A job with that prompt."""
+    job = job_pb2.Job(request_id=request_id, model="bench", stopping=inference_pb2.Stopping(max_tokens=64), n=1)
+    give(job, prompt)
+    return job
+
+
 class Decisions:
     """Places one job after the other on the same workers."""
 
@@ -30,14 +38,12 @@ class Decisions:
         self._jobs = jobs
         self._placing = Placing(registry, index, max_queue=NO_BOUND, rng=random.Random(seed))
 
-    async def decide(self, request_id: str, workers: Sequence[WorkerInfo], prompt: Sequence[int]) -> str:
+    async def decide(self, job: job_pb2.Job, workers: Sequence[WorkerInfo]) -> str:
         """The id of the worker that has the job now. Raises BrokerError, WorkerGone."""
-        job = job_pb2.Job(request_id=request_id, model="bench", stopping=inference_pb2.Stopping(max_tokens=64), n=1)
-        give(job, prompt)
         booking = await self._placing.place(Need(job, PromptHashes(job)), workers)
         if booking is None:
             raise AssertionError("no worker takes jobs")
-        record = record_of(booking.decision, request_id, booking.index, time.time_ns() // 1_000_000)
+        record = record_of(booking.decision, job.request_id, booking.index, time.time_ns() // 1_000_000)
         try:
             await self._jobs.submit(
                 job,
