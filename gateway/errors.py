@@ -6,6 +6,7 @@
     ├── AdmissionError      INVALID_ARGUMENT     the request breaks a bound; the message names field, value and limit
     ├── ModelNotFound       NOT_FOUND            nobody serves a model of that name
     ├── JobNotFound         NOT_FOUND            nobody knows a job of that id
+    ├── DeadJobNotFound     NOT_FOUND            no dead job of that id is kept
     ├── NoWorker            UNAVAILABLE          no live worker of a known model takes jobs
     ├── Overloaded          RESOURCE_EXHAUSTED   every queue is full, or this gateway has too many streams
     ├── DeadlinePassed      DEADLINE_EXCEEDED    the client's deadline passed before the job was queued
@@ -69,6 +70,13 @@ class JobNotFound(GatewayError):
         super().__init__(f"job {shown(request_id)} is unknown, or ended too long ago")
 
 
+class DeadJobNotFound(GatewayError):
+    """No dead job of that id is kept."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"there is no dead job {shown(request_id)}")
+
+
 class NoWorker(GatewayError):
     """No live worker takes jobs of that model."""
 
@@ -129,6 +137,7 @@ _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] =
     (AdmissionError, grpc.StatusCode.INVALID_ARGUMENT, None),
     (ModelNotFound, grpc.StatusCode.NOT_FOUND, None),
     (JobNotFound, grpc.StatusCode.NOT_FOUND, None),
+    (DeadJobNotFound, grpc.StatusCode.NOT_FOUND, None),
     (NoWorker, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),
     (DeadlinePassed, grpc.StatusCode.DEADLINE_EXCEEDED, None),
     (Draining, grpc.StatusCode.UNAVAILABLE, RETRY_AFTER_MS),

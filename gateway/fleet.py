@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from gateway.admission import check_request_id
 from gateway.config import MAX_RESPONSE_BYTES
 from gateway.dispatch import Order
-from gateway.errors import JobNotFound, Overloaded
+from gateway.errors import DeadJobNotFound, JobNotFound, Overloaded
 from gateway.rpc import Method, service_handler
 from kvstore.jobs import JobState
 from kvstore.limits import MAX_REQUEST_ID
@@ -109,11 +109,11 @@ class FleetService:
 
     async def retry_dead(self, request: fleet_pb2.RetryDeadRequest, _context: Context) -> fleet_pb2.RetryDeadResponse:
         """Submits a dead job again, detached and under a new id, unless an earlier retry lives; it stays among the dead
-        until it is dropped. Raises AdmissionError, JobNotFound, Overloaded, and what a submission does."""
+        until it is dropped. Raises AdmissionError, DeadJobNotFound, Overloaded, and what a submission does."""
         check_request_id(request.request_id)
         found = await self._dead.get(request.request_id)
         if found is None:
-            raise JobNotFound(request.request_id)
+            raise DeadJobNotFound(request.request_id)
         job, free = found.job, 0
         numbers = range(MAX_RETRIES, 0, -1)
         records = await self._jobs.several([retry_id(job.request_id, number) for number in numbers])

@@ -92,7 +92,7 @@ async def test_dead_jobs_are_listed_run_again_and_forgotten(broker: Broker) -> N
             *("3 workers died while they ran it", "w7", 3),
             [5, 6, 7],
         )
-        unknown = (grpc.StatusCode.NOT_FOUND, "job 'r9' is unknown, or ended too long ago")
+        unknown = (grpc.StatusCode.NOT_FOUND, "there is no dead job 'r9'")
         assert await failure(client.retry_dead(fleet_pb2.RetryDeadRequest(request_id="r9"))) == unknown
         for call, asked in (
             (client.retry_dead, fleet_pb2.RetryDeadRequest),

@@ -19,6 +19,7 @@ TABLE = [
     (errors.AdmissionError("n", "2", "must be 1"), Status(Code.INVALID_ARGUMENT, "n is 2: must be 1")),
     (errors.ModelNotFound("x", ["a", "b"]), Status(Code.NOT_FOUND, "model 'x' is not served; served: 'a', 'b'")),
     (errors.JobNotFound("r1"), Status(Code.NOT_FOUND, "job 'r1' is unknown, or ended too long ago")),
+    (errors.DeadJobNotFound("r1"), Status(Code.NOT_FOUND, "there is no dead job 'r1'")),
     (errors.NoWorker("no live worker"), Status(Code.UNAVAILABLE, "no live worker", 1000)),
     (errors.Overloaded("full"), Status(Code.RESOURCE_EXHAUSTED, "full", 1000)),
     (errors.Overloaded("full", 250), Status(Code.RESOURCE_EXHAUSTED, "full", 250)),
