@@ -233,7 +233,8 @@ async def _wait_until_reachable(broker: Broker) -> None:
             failures += 1
             pause = backoff_s(failures)
             if time.monotonic() + pause >= give_up:
-                raise
+                hint = "is a Redis running there, and are --redis and OCTAVO_REDIS right?"
+                raise BrokerUnreachable(f"{error}; {hint}") from error
             if failures == 1:
                 logger.warning("%s; trying for %g s", error, broker.config.connect_patience_s)
             await asyncio.sleep(pause)

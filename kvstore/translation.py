@@ -62,7 +62,7 @@ def translated(url: str) -> Iterator[None]:
 def translate(error: RedisError, url: str = "", keys: Sequence[str] = ()) -> BrokerError:
     """The one table from the client's exceptions to ours. ``keys``: those of the command, where they are known."""
     where = f" at {shown_url(url)}" if url else ""
-    text = str(error) or type(error).__name__
+    text = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, _AUTH):
         return BrokerAuth(f"broker{where} refused access: {text}")
     if isinstance(error, OutOfMemoryError):

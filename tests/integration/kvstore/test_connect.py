@@ -41,6 +41,7 @@ async def test_nobody_there() -> None:
         await connect(BrokerConfig(f"redis://user:{PASSWORD}@127.0.0.1:1/0", connect_patience_s=0.5))
     assert time.monotonic() - started < 5
     assert "redis://127.0.0.1:1/0" in str(caught.value)
+    assert str(caught.value).endswith("; is a Redis running there, and are --redis and OCTAVO_REDIS right?")
     assert PASSWORD not in _everything(caught.value)
 
 
