@@ -40,7 +40,9 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     help="How workers are chosen.",
 )
 @click.option("--pages", default=DEFAULTS.pages, help="Where workers keep pages: none, redis, or dir:PATH.")
-@click.option("--pages-redis", default=DEFAULTS.pages_redis, help="With it pages are in this server.")
+@click.option(
+    "--pages-redis", default=DEFAULTS.pages_redis, show_default=False, help="With it pages are in this server."
+)
 @click.option(
     "--pages-ttl",
     type=Finite(min=1),
@@ -56,7 +58,12 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
-@click.option("--otlp", default=DEFAULTS.otlp, help="URL of an OpenTelemetry collector (gRPC) for traces of requests.")
+@click.option(
+    "--otlp",
+    default=DEFAULTS.otlp,
+    show_default=False,
+    help="URL of an OpenTelemetry collector (gRPC) for traces of requests.",
+)
 @click.option("--log-format", type=click.Choice(logs.FORMATS), default=DEFAULTS.log_format, help="Of what it logs.")
 @click.option("--tokenizer-threads", type=THREADS, default=DEFAULTS.tokenizer_threads, help="Threads for prompts.")
 def command(**options: object) -> None:

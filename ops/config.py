@@ -159,7 +159,7 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
     for name, settings in SHARED.items():
         # Where a fleet's settings leave the choice to the workers, --help tells what they choose.
         own = names[setting(name)]
-        shown = str(settings["default"]) if settings["default"] is not None else False
+        shown = str(settings["default"]) if settings["default"] not in (None, "") else False
         of_workers.append(option(name, **{**settings, "default": own, "show_default": True if own else shown}))
     options = [
         option("--workers", type=positive, default=workers, help="Workers to start."),

@@ -69,7 +69,7 @@ def option(name: str, **kwargs: object) -> click.Option:
         [name],
         envvar="OCTAVO_" + setting(name).upper(),
         show_envvar=True,
-        show_default=True,
+        show_default=kwargs.get("default") != "",
         **kwargs,  # type: ignore[arg-type]
     )
 

@@ -10,8 +10,16 @@ from click.testing import CliRunner
 
 from gateway.__main__ import command as gateway_command
 from gateway.router import Policy
+from ops.cli import main
 from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options, targets_of
 from worker.__main__ import command as worker_command
+
+
+@pytest.mark.parametrize("name", ["up", "gateway", "worker", "bench"])
+def test_help_tells_no_default_where_there_is_none(name: str) -> None:
+    said = " ".join(CliRunner().invoke(main, [name, "--help"]).output.split())
+    assert "default: " in said
+    assert [each for each in ("default: ()", 'default: ""') if each in said] == []
 
 
 def flags(arguments: list[str]) -> dict[str, str]:
