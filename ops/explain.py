@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("worker", "held", "stored", "jobs", "waiting", "wait", "prefill", "fetch", "decode", "cost", "verdict"),
-    *("tok/s", "step", "sequence"),
+    *("prefill/s", "step", "sequence"),
 )
 
 
@@ -37,8 +37,8 @@ def command(request_id: str, target: str, redis: str, namespace: str, as_json: b
 
     held, stored: prompt tokens in the worker's cache, and more that the page store had. jobs, waiting: what the worker
     was charged with, the latter in prompt tokens. The costs are in seconds: until the job's turn comes, for its prompt,
-    for pages, and for decoding, its own and by how much it slows down others. tok/s, step, sequence: the rates that
-    these were reckoned with.
+    for pages, and for decoding, its own and by how much it slows down others. prefill/s (prompt tokens a second), step,
+    sequence: the rates that these were reckoned with.
     """
     found = fetch(from_redis(redis, namespace, request_id) if redis else from_gateway(target, request_id))
     if as_json:
@@ -60,7 +60,9 @@ def fetch(question: Coroutine[Any, Any, fleet_pb2.ExplainResponse | None]) -> fl
     except KvError as error:
         raise click.ClickException(str(error)) from error
     if found is None:
-        raise click.ClickException("the job is unknown, or ended too long ago")
+        raise click.ClickException(
+            "the job is unknown, or ended too long ago; what is known of it is kept for ten minutes after its end"
+        )
     return found
 
 

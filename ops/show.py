@@ -32,7 +32,7 @@ UNCUT = 10_000
 Row = dict[str, Any]
 WORKER_COLUMNS = (
     *("worker", "state", "model", "device", "running", "waiting"),
-    *("free", "cached", "used", "tok/s", "index", "heartbeat", "metrics"),
+    *("free", "cached", "used", "prefill/s", "index", "heartbeat", "metrics"),
 )
 
 
@@ -72,8 +72,8 @@ def queue(target: str, redis: str, namespace: str, as_json: bool) -> None:
 def workers(target: str, redis: str, namespace: str, as_json: bool) -> None:
     """Show the live workers and what they were doing at their last heartbeat.
 
-    free, cached, used: blocks of the worker's pool by state. tok/s: prompt tokens that it computes in a second, by its
-    own measure. index: whether the prefix index shows what it has cached (exact), or is being repaired (degraded).
+    free, cached, used: blocks of the worker's pool by state. prefill/s: prompt tokens that it computes in a second, by
+    its own measure. index: whether the prefix index shows what it has cached (exact), or is being repaired (degraded).
     """
     rows = fetch(workers_from_redis(redis, namespace) if redis else workers_from_gateway(target))
     if as_json:
@@ -83,7 +83,7 @@ def workers(target: str, redis: str, namespace: str, as_json: bool) -> None:
 
 
 def worker_cells(row: Row) -> tuple[Any, ...]:
-    """A worker's line; free, cached and used count blocks; tok/s are of prompts."""
+    """A worker's line; free, cached and used count blocks; prefill/s is tokens of prompts."""
     return (
         row["id"],
         row["state"],

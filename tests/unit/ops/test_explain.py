@@ -68,7 +68,7 @@ def test_a_table_of_all_that_were_considered(monkeypatch: pytest.MonkeyPatch) ->
             "expected: 1280 of 1500 prompt tokens cached, 64 tokens of answer",
             "found: 1280 of 1500 prompt tokens cached",
             "",
-            "worker held stored jobs waiting wait prefill fetch decode cost verdict tok/s step sequence",
+            "worker held stored jobs waiting wait prefill fetch decode cost verdict prefill/s step sequence",
             "w0 0 0 0 0 0.000 1.500 0.000 0.500 2.000 costlier 1000 8.00 ms 0.00 ms",
             "w1 1024 256 2 250 0.250 0.220 0.125 0.625 1.220 chosen 1000 8.00 ms 1.25 ms",
         ],
@@ -116,4 +116,7 @@ def test_the_story(change: Callable[[fleet_pb2.ExplainResponse], None], line: in
 def test_a_job_that_is_unknown_to_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     serving(monkeypatch, None)
     ran = CliRunner().invoke(command, ["r1", "--redis", "redis://nowhere"])
-    assert (ran.exit_code, ran.output) == (1, "Error: the job is unknown, or ended too long ago\n")
+    assert (ran.exit_code, ran.output) == (
+        1,
+        "Error: the job is unknown, or ended too long ago; what is known of it is kept for ten minutes after its end\n",
+    )
