@@ -111,7 +111,7 @@ def best(threads: int, levels: Sequence[str] = LEVELS) -> Native | None:
             if _may_run(level):
                 missed.append(str(error))
             continue
-        log.info("native kernels: %s, %d threads", found.level, found.threads)
+        log.info("native kernels: %s, %d thread(s)", found.level, found.threads)
         if missed:
             log.warning("native kernels for %s, not better ones: %s", found.level, "; ".join(missed))
         return found

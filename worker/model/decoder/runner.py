@@ -231,8 +231,8 @@ def load(
     pages_dtype = str(model.pages_dtype).removeprefix("torch.")
     runner.fingerprint = _fingerprint(files, shape, pages_dtype, _probed(runner, tables))
     progress(
-        f"fused decoder, kernels for {native.level} on {native.threads} threads; {num_blocks} blocks of {block_size}, "
-        f"K/V {pages_dtype}, {runner.bytes_per_token} bytes a token"
+        f"fused decoder, kernels for {native.level} on {native.threads} thread(s); "
+        f"{num_blocks} blocks of {block_size}, K/V {pages_dtype}, {runner.bytes_per_token} bytes a token"
     )
     return runner
 
