@@ -70,7 +70,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard worker/kernels/nati
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) ..."
+	@echo "installing into $(VENV): about 2 GB with torch, some minutes ..."
 	@if [ "$(TORCH_BUILD)" = cpu ]; then \
 	  $(PIP) install -q -c constraints.txt '$(TORCH)+cpu' 2>/dev/null || \
 	  { echo "no CPU build of $(TORCH) on offer, taking the default one"; $(PIP) install -q -c constraints.txt '$(TORCH)'; }; \
