@@ -12,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from kvstore.errors import BrokerError, BrokerUnreachable
 from kvstore.keys import GROUP
+from kvstore.logs import about
 from kvstore.registry import LEASE_TTL_MS
 from kvstore.translation import execute, translate
 
@@ -126,7 +127,8 @@ async def put_back(broker: Broker, record: JobRecord, *, lease_ttl_ms: int = LEA
     names = [keys.job(record.request_id), keys.workers, keys.worker(worker), keys.jobs(worker)]
     done = bool(await broker.script("put_back", names, [worker, record.entry, lease_ttl_ms]))
     if done:
-        logger.warning("job %s was not in the stream of worker %s any more: put back", record.request_id, worker)
+        told = "job %s was not in the stream of worker %s any more: put back"
+        logger.warning(told, record.request_id, worker, extra=about(record.request_id))
     return done
 
 

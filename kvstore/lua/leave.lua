@@ -14,7 +14,7 @@ if holder and holder ~= ARGV[2] then
   return 0
 end
 redis.call('DEL', KEYS[1], KEYS[5])
-if redis.call('XLEN', KEYS[3]) == 0 then
+if redis.pcall('XLEN', KEYS[3]) == 0 then -- pcall: one of another type must not keep the goodbye from being said
   redis.call('DEL', KEYS[3], KEYS[4], KEYS[6])
   redis.call('ZREM', KEYS[2], ARGV[1])
 else

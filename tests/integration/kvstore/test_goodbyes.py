@@ -186,3 +186,13 @@ async def test_of_a_worker_that_left_with_nothing_no_goodbye_is_kept(stage: Stag
     await stage.registry.renew(replace(worker, state=DRAINING))
     await stage.registry.leave(worker.id, worker.incarnation)
     assert await broker.call("EXISTS", broker.keys.left("w0", worker.incarnation), broker.keys.worker("w0")) == 0
+
+
+async def test_who_leaves_a_stream_of_another_type_says_goodbye_too(stage: Stage, broker: Broker) -> None:
+    worker = await stage.worker()
+    await broker.call("SET", broker.keys.jobs("w0"), "not ours")
+    await stage.registry.leave(worker.id, worker.incarnation)
+    assert await broker.call("EXISTS", broker.keys.worker("w0")) == 0
+    assert float(await broker.call("ZSCORE", broker.keys.workers, "w0")) == 0
+    assert await broker.call("EXISTS", broker.keys.left("w0", worker.incarnation)) == 1
+    await broker.call("DEL", broker.keys.jobs("w0"))
