@@ -28,6 +28,7 @@ from bench.quality_command import quality
 from bench.replay_command import replay
 from bench.routing_command import routing
 from bench.runner import measure, warm_up
+from bench.streams_command import streams
 from bench.workload import PROMPT_KINDS, Workload
 from kvstore.errors import KvError
 from ops.child import ChildFailed
@@ -181,6 +182,7 @@ command.add_command(quality)
 command.add_command(recovery)
 command.add_command(replay)
 command.add_command(routing)
+command.add_command(streams)
 
 
 async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:

@@ -24,6 +24,7 @@ PAGES = (
     "bench/results/2026-11-30-peers.md",
     "bench/results/2026-11-30-routing.md",
     "bench/results/2026-11-30-tune.md",
+    "bench/results/2026-12-01-streams.md",
 )
 
 
