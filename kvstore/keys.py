@@ -72,6 +72,14 @@ name                            type                what
                                                     it may be in a server of its own, and may vanish at any time.
 ``pages``                       sorted set, TTL     ``<fingerprint>:<hash>`` of pages by last use (Redis clock, ms).
 ``pages:sizes``                 hash with TTL       their sizes in bytes, and under ``total`` the sum.
+``batch:<batch>``               hash                what is known of a batch (``batches.Batch``): its settings,
+                                                    state and progress. Its requests and results are files. No TTL
+                                                    until it ended.
+``batches``                     sorted set          ids of batches by when they were accepted (Redis clock, ms).
+``batches:open``                set                 ids of those that have not ended.
+``batches:queue``               no key              name of the queue of rq that has a job for each of these. rq's own
+                                                    keys begin with ``rq:``, whatever the namespace: a queue's is
+                                                    ``rq:queue:<its name>``.
 ==============================  ==================  ===================================================================
 """
 
@@ -201,3 +209,18 @@ class Keys:
     @property
     def page_sizes(self) -> str:
         return self._name("pages", "sizes")
+
+    def batch(self, batch: str) -> str:
+        return self._name("batch", batch)
+
+    @property
+    def batches(self) -> str:
+        return self._name("batches")
+
+    @property
+    def open_batches(self) -> str:
+        return self._name("batches", "open")
+
+    @property
+    def batch_queue(self) -> str:
+        return self._name("batches", "queue")

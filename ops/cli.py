@@ -34,6 +34,7 @@ COMMANDS = {
     "explain": Lazy("ops.explain", "command", "Show why a job went where it went, and what it found there."),
     "ledger": Lazy("ops.ledger", "command", "Show what became of all accepted requests, and whether it adds up."),
     "dead": Lazy("ops.dead", "command", "Show, retry or forget jobs that too many workers died of."),
+    "batch": Lazy("ops.batch.command", "command", "Run files of requests in the background."),
     "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
     "tune": Lazy("bench.tune_command", "command", "Find the size of blocks for this machine."),

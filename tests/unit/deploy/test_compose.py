@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-SERVICES = ("redis", "gateway", "worker", "prometheus", "grafana")
+SERVICES = ("redis", "gateway", "worker", "batch", "prometheus", "grafana")
 METRICS_PORT = 9100
 
 
@@ -56,7 +56,7 @@ def test_every_service_is_hardened_and_watched(compose: dict[str, Any], name: st
 
 def test_nothing_is_published_beyond_loopback(compose: dict[str, Any]) -> None:
     ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
-    assert ports["redis"] == ports["worker"] == []
+    assert ports["redis"] == ports["worker"] == ports["batch"] == []
     assert all(port.startswith("127.0.0.1:") for published in ports.values() for port in published)
     assert compose["networks"]["inner"] == {"internal": True}
 
@@ -94,13 +94,25 @@ def test_a_gateway_is_healthy_without_workers_and_a_worker_only_when_it_serves(c
     assert "--metrics" in compose["services"]["worker"]["healthcheck"]["test"]
 
 
-@pytest.mark.parametrize("name", ["gateway", "worker"])
+@pytest.mark.parametrize("name", ["gateway", "worker", "batch"])
 def test_octavo_waits_for_a_healthy_redis(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
     assert service["depends_on"] == {"redis": {"condition": "service_healthy"}}
     assert service["environment"]["OCTAVO_REDIS"].startswith("redis://redis:6379")
     assert service["image"] == compose["services"]["gateway"]["image"]
     assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).resolve().is_file()
+
+
+def test_batches_are_in_a_volume_and_run_through_the_gateway(compose: dict[str, Any]) -> None:
+    service = compose["services"]["batch"]
+    folder = service["environment"]["OCTAVO_BATCHES"]
+    assert service["volumes"] == [f"batches:{folder}"]
+    assert f"/var/cache/octavo {folder}\n" in (DEPLOY / "Dockerfile").read_text(), "the user of the image owns it"
+    host, _, port = service["environment"]["OCTAVO_TARGET"].partition(":")
+    gateway = compose["services"][host]
+    assert gateway["environment"]["OCTAVO_GRPC_PORT"] == port
+    assert set(service["networks"]) & set(gateway["networks"]) == {"inner"}
+    assert service["healthcheck"]["test"] == ["CMD", "octavo", "batch", "workers", "--here"]
 
 
 def test_mounted_files_and_volumes_exist(compose: dict[str, Any]) -> None:

@@ -32,6 +32,10 @@ def test_names() -> None:
         keys.page("f", "ab"): "{octavo:ns}:page:f:ab",
         keys.pages: "{octavo:ns}:pages",
         keys.page_sizes: "{octavo:ns}:pages:sizes",
+        keys.batch("b"): "{octavo:ns}:batch:b",
+        keys.batches: "{octavo:ns}:batches",
+        keys.open_batches: "{octavo:ns}:batches:open",
+        keys.batch_queue: "{octavo:ns}:batches:queue",
     }
     assert all(name == expected for name, expected in names.items())
     assert all(name.startswith(keys.prefix) for name in names)

@@ -1,0 +1,168 @@
+"""What a worker of batches runs for each: rq calls ``run`` in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.batch.batches import Place
+from gateway.batch.journal import Journal, Locked
+from gateway.batch.lines import parse
+from gateway.batch.run import BatchRun
+from gateway.client import Client
+from kvstore.batch_queue import CurrentJob, again
+from kvstore.batches import BatchState, BatchStore
+from kvstore.errors import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gateway.batch.lines import Line
+    from kvstore.batches import Batch, Progress
+
+logger = logging.getLogger(__name__)
+
+LOCK_PAUSE_S: Final = 0.2
+ACCEPT_S: Final = 10.0
+"""How long the client asks by itself for what no gateway takes; then the batch knows, tells, and asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """What the process of a worker of batches is told, by its environment: jobs say no more than a batch's id."""
+
+    redis: str
+    namespace: str
+    targets: str
+    """HOST:PORT of gateways, with commas between them."""
+    folder: Path
+
+    def as_environment(self) -> dict[str, str]:
+        """Variables for ``job_config``."""
+        return {
+            "OCTAVO_REDIS": self.redis,
+            "OCTAVO_NAMESPACE": self.namespace,
+            "OCTAVO_TARGET": self.targets,
+            "OCTAVO_BATCHES": str(self.folder),
+        }
+
+
+def job_config(environment: Mapping[str, str]) -> JobConfig:
+    """From variables. Raises KeyError for one that is lacking."""
+    return JobConfig(
+        redis=environment["OCTAVO_REDIS"],
+        namespace=environment["OCTAVO_NAMESPACE"],
+        targets=environment["OCTAVO_TARGET"],
+        folder=Path(environment["OCTAVO_BATCHES"]),
+    )
+
+
+def run(batch_id: str) -> Any:
+    """Runs a batch to its end, or until SIGTERM; what this returns tells rq which. Raises BrokerError: it is to be
+    tried again."""
+    config = job_config(os.environ)
+    store = BatchStore(config.redis, config.namespace)
+    try:
+        return asyncio.run(Job(config, Place(store, config.folder), batch_id).run())
+    finally:
+        store.close()
+
+
+class Job:
+    """One try of one batch."""
+
+    def __init__(self, config: JobConfig, place: Place, batch_id: str) -> None:
+        self._config = config
+        self._place = place
+        self._id = batch_id
+        self._current = CurrentJob()
+        self._noted = -1
+        self._leave = asyncio.Event()
+
+    async def run(self) -> Any:
+        """Returns None when the batch has ended."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave.set)
+        store = self._place.store
+        state = store.start(self._id)
+        if state not in (BatchState.RUNNING, BatchState.CANCELLING):
+            logger.info("batch %s is %s: nothing to do", self._id, state or "unknown")
+            return None
+        batch = store.get(self._id)
+        assert batch is not None, "it has just been started"
+        try:
+            journal = await self._journal()
+            if journal is None:
+                return again()
+            try:
+                ended = await self._lines(batch, journal)
+            finally:
+                journal.close()
+        except OSError as error:
+            logger.exception("batch %s can't go on", self._id)
+            store.end(self._id, BatchState.FAILED, f"{type(error).__name__}: {error}")
+            return None
+        if not ended:
+            logger.info("batch %s is left where it is", self._id)
+            return again()
+        # Whoever cancelled it meanwhile comes too late if all is done.
+        done = len(journal.tally.ids) == batch.settings.total
+        state = store.end(self._id, BatchState.COMPLETED if done else BatchState.CANCELLED)
+        logger.info(
+            "batch %s is %s: %d lines done, %d failed", self._id, state, journal.tally.done, journal.tally.failed
+        )
+        return None
+
+    async def _lines(self, batch: Batch, journal: Journal) -> bool:
+        targets = (batch.settings.targets or self._config.targets).split(",")
+        lines = self._without_result(journal.tally.ids)
+        async with Client([each.strip() for each in targets], accept_s=ACCEPT_S) as client:
+            run = BatchRun(client, batch, lines, journal, self._tell)
+            if batch.state is BatchState.CANCELLING:
+                await run.cancel_open()
+                return True
+            return await run.run(self._leave)
+
+    async def _journal(self) -> Journal | None:
+        """Waits for whoever writes it: a process that was taken for dead. None: it was told to leave."""
+        told = False
+        while not self._leave.is_set():
+            try:
+                journal = Journal(self._place.results(self._id))
+            except Locked as error:
+                if not told:
+                    logger.warning("batch %s: %s; waiting for its end", self._id, error)
+                told = True
+                await asyncio.sleep(LOCK_PAUSE_S)
+            else:
+                if journal.cut:
+                    logger.warning("batch %s: cut %d bytes of a line that was not whole", self._id, journal.cut)
+                return journal
+        return None
+
+    def _without_result(self, ids: set[str]) -> Iterator[Line]:
+        """Lines are read as they are needed. They were checked when they were accepted."""
+        with self._place.input(self._id).open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                line = parse(number, raw)
+                if line is not None and line.id not in ids:
+                    yield line
+
+    def _tell(self, progress: Progress) -> BatchState | None:
+        """A broker that is away ends nothing: results are in the file."""
+        ended = progress.done + progress.failed
+        try:
+            state = self._place.store.note(self._id, progress)
+            meta = {"batch": self._id, "state": str(state), "done": progress.done, "failed": progress.failed}
+            with self._place.store.translated():
+                self._current.note({**meta, "noted_s": time.time()}, moved=ended > self._noted >= 0)
+        except BrokerError as error:
+            logger.warning("batch %s: %s", self._id, error)
+            return BatchState.RUNNING
+        self._noted = ended
+        return state

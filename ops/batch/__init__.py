@@ -1,0 +1,1 @@
+"""`octavo batch`: files of requests that run in the background."""
