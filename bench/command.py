@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import grpc.aio
 
+from bench.batch_command import batch
 from bench.chaos.command import chaos
 from bench.chaos.durability_command import durability
 from bench.chaos.recovery_command import recovery
@@ -170,6 +171,7 @@ def exact(as_json: bool, threads: int | None, **values: Any) -> None:
     print_table(EXACT_COLUMNS, [exact_cells(operation) for operation in results["operations"]])
 
 
+command.add_command(batch)
 command.add_command(chaos)
 command.add_command(durability)
 command.add_command(engine)

@@ -7,6 +7,7 @@ import json
 import signal
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -84,8 +85,12 @@ async def test_workers_that_stop_and_are_killed_lose_and_double_nothing(world: W
         assert left.progress.done < 88
         async with world.batch_worker("b1") as second:
             await world.until(batch_id, lambda batch: batch.progress.done > left.progress.done)
+            running = psutil.Process(second.pid).children(recursive=True)
+            assert running
             second.signal(signal.SIGKILL)
             await second.wait()
+            _, alive = await asyncio.to_thread(psutil.wait_procs, running, timeout=10.0)
+            assert not alive, "what it ran outlives it"
             with world.place.results(batch_id).open("ab") as file:
                 file.write(b'{"id": "l95", "te')  # as if it had been writing
         assert (await world.status(batch_id)).progress.done < 96
