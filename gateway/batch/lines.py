@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.batch import bodies
 from gateway.config import MAX_REQUEST_BYTES
 from gateway.errors import AdmissionError, shown
+from gateway.http.problems import in_openai
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,11 @@ class Line:
     request: inference_pb2.GenerateRequest
     """Without a request id."""
 
+    @property
+    def chat(self) -> bool:
+        """Whether it asks for an answer to a chat, in OpenAI's form."""
+        return self.url == "/v1/chat/completions"
+
 
 class LineError(Exception):
     """A line that can't be run; its text says why."""
@@ -64,11 +70,13 @@ def parse(number: int, raw: bytes) -> Line | None:
     try:
         return _openai(number, told) if "custom_id" in told or "body" in told else _short(number, told)
     except AdmissionError as error:
-        raise LineError(str(error)) from None
+        message, _ = in_openai(str(error), chat="messages" in told.get("body", told))
+        raise LineError(message) from None
 
 
-def checked(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Line]]:
-    """Each line that is not empty, as it is and as it is meant; all are looked at before FileError is raised."""
+def checked(lines: Iterable[bytes], endpoint: str = "") -> Iterator[tuple[bytes, Line]]:
+    """Each line that is not empty, as it is and as it is meant; all are looked at before FileError is raised.
+    `endpoint`: the url that each must have; empty: any, or none."""
     wrong: list[str] = []
     seen: dict[str, int] = {}
     size = 0
@@ -82,6 +90,8 @@ def checked(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Line]]:
             line = parse(number, raw)
             if line is not None and (first := seen.setdefault(line.id, number)) != number:
                 raise LineError(f"id {shown(line.id)} is that of line {first} too: each must be another")
+            if line is not None and endpoint and line.url != endpoint:
+                raise LineError(f"url is {line.url or 'not set'}: must be the batch's endpoint, {endpoint}")
         except LineError as error:
             wrong.append(f"line {number}: {error}")
             if len(wrong) == MAX_TOLD or size > MAX_BYTES or number > MAX_LINES:

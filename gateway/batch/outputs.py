@@ -6,106 +6,64 @@ or id and error. Several choices of the short form are in `choices`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import grpc
-
+from gateway.errors import Status
+from gateway.http.answers import Answers
+from gateway.http.problems import problem_of
+from gateway.http.translate import Wanted
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import grpc
 
     from gateway.batch.lines import Line
-
-_REASONS: Final[Mapping[int, str]] = {inference_pb2.STOP: "stop", inference_pb2.LENGTH: "length"}
-_STATUSES: Final[Mapping[grpc.StatusCode, tuple[int, str]]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
-    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
-    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
-    grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
-    grpc.StatusCode.ALREADY_EXISTS: (409, "invalid_request_error"),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
-    grpc.StatusCode.CANCELLED: (499, "cancelled"),
-    grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
-}
-"""All others are 500."""
-
-
-@dataclass(slots=True)
-class _Choice:
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish: int = inference_pb2.FINISH_REASON_UNSPECIFIED
 
 
 class Answer:
     """What has come of one line."""
 
-    def __init__(self, request: inference_pb2.GenerateRequest) -> None:
+    def __init__(self, line: Line, now_s: int) -> None:
+        """`now_s`: Unix time."""
         self.failed = False
         """The job has ended with ERROR, or somebody cancelled it: its id will give nothing else."""
         self.cancelled = False
-        self.error = ""
-        self.usage = inference_pb2.Usage()
-        self.choices = [_Choice() for _ in range(max(request.n, 1))]
+        self.token_ids: list[list[int]] = [[] for _ in range(max(line.request.n, 1))]
+        self._line = line
+        self._answers = Answers(Wanted(line.chat, (line.request,)), now_s)
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:
         """Takes in a response of ``gateway.client.Client.generate``."""
         for chunk in response.chunks:
-            choice = self.choices[chunk.choice]
-            choice.text += chunk.text
-            choice.token_ids += chunk.token_ids
-            choice.finish = chunk.finish or choice.finish
+            self.token_ids[chunk.choice] += chunk.token_ids
             if chunk.finish in (inference_pb2.ERROR, inference_pb2.CANCELLED):
                 self.failed = True
                 self.cancelled = self.cancelled or chunk.finish == inference_pb2.CANCELLED
-                self.error = chunk.error or self.error
-        if response.HasField("usage"):
-            self.usage = response.usage
+        self._answers.keep(self._answers.take(0, response))
 
-
-def answered(line: Line, answer: Answer, request_id: str, model: str, now_s: int) -> dict[str, Any]:
-    """The result of a line that has an answer. `model`: as it was asked for; `now_s`: Unix time."""
-    usage = {
-        "prompt_tokens": answer.usage.prompt_tokens,
-        "completion_tokens": answer.usage.completion_tokens,
-        "total_tokens": answer.usage.prompt_tokens + answer.usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.usage.cached_tokens},
-    }
-    if not line.url:
+    def result(self, request_id: str, model: str) -> dict[str, Any]:
+        """The line's result, once the answer is whole. `model`: as it was asked for."""
+        self._answers.id, self._answers.model = request_id, model
+        body = self._answers.whole()
+        if self._line.url:
+            return _openai(self._line, request_id, 200, body)
         choices = [
-            {"text": each.text, "token_ids": each.token_ids, "finish": _REASONS[each.finish]} for each in answer.choices
+            {"text": each["text"], "token_ids": ids, "finish": each["finish_reason"]}
+            for each, ids in zip(body["choices"], self.token_ids, strict=True)
         ]
         told = choices[0] if len(choices) == 1 else {"choices": choices}
-        return {"id": line.id, "request_id": request_id, **told, "usage": usage}
-    chat = line.url.startswith("/v1/chat")
-    body = {
-        "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
-        "object": "chat.completion" if chat else "text_completion",
-        "created": now_s,
-        "model": model,
-        "choices": [_choice(index, each, chat=chat) for index, each in enumerate(answer.choices)],
-        "usage": usage,
-    }
-    return _openai(line, request_id, 200, body)
+        return {"id": self._line.id, "request_id": request_id, **told, "usage": body["usage"]}
 
 
 def failed(line: Line, request_id: str, code: grpc.StatusCode, message: str) -> dict[str, Any]:
     """The result of a line that ended with an error."""
-    status, kind = _STATUSES.get(code, (500, "server_error"))
-    error = {"message": message, "type": kind, "param": None, "code": code.name.lower()}
+    problem = problem_of(Status(code, message), chat=line.chat)
+    body = json.loads(problem.body())
     if not line.url:
-        return {"id": line.id, "request_id": request_id, "error": error}
-    return _openai(line, request_id, status, {"error": error})
-
-
-def _choice(index: int, choice: _Choice, *, chat: bool) -> dict[str, Any]:
-    if not chat:
-        return {"index": index, "text": choice.text, "logprobs": None, "finish_reason": _REASONS[choice.finish]}
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": _REASONS[choice.finish]}
+        return {"id": line.id, "request_id": request_id, **body}
+    return _openai(line, request_id, problem.status, body)
 
 
 def _openai(line: Line, request_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:

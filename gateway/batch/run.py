@@ -145,12 +145,12 @@ class BatchRun:
     async def _result(self, line: Line) -> dict[str, Any]:
         jobs = failures = 0
         while True:
-            request, answer = self._request(line, jobs), outputs.Answer(line.request)
+            request, answer = self._request(line, jobs), outputs.Answer(line, int(time.time()))
             self._open[line.number] = request.request_id
             failure = await self._failure(request, answer)
             if failure is None:
                 self._trouble.pop(line.number, None)
-                return outputs.answered(line, answer, request.request_id, request.model, int(time.time()))
+                return answer.result(request.request_id, request.model)
             failures += 1
             verdict = judge(failure.code, failure.wait_s, ended=answer.failed, jobs=jobs + 1, failures=failures)
             if verdict is None:

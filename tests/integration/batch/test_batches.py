@@ -60,8 +60,8 @@ async def test_each_line_has_its_result_though_there_is_room_for_two_at_once(wor
     bodies = {each: found[each]["response"]["body"] for each in "ch"}
     assert bodies["c"]["object"] == "text_completion"
     assert bodies["h"]["choices"][0]["message"]["role"] == "assistant"
-    assert found["l2"]["error"]["code"] == "invalid_argument"
-    assert found["l3"]["error"]["code"] == "not_found"
+    assert found["l2"]["error"]["code"] == "context_length_exceeded"
+    assert found["l3"]["error"]["code"] == "model_not_found"
     whole = [bodies["c"], bodies["h"], *(found[f"l{each}"] for each in (1, 4, 5, 6, 7))]
     assert told["completion_tokens"] == sum(each["usage"]["completion_tokens"] for each in whole)
     assert (job.meta["done"], job.meta["failed"], job.get_status()) == (7, 2, "finished")

@@ -30,6 +30,7 @@ def test_a_line_in_openais_form() -> None:
         "/v1/completions",
         GenerateRequest(
             model="m",
+            n=1,
             text="A book",
             sampling=Sampling(temperature=0, top_p=0.5, seed=2**64 - 1),
             stopping=Stopping(max_tokens=16, stop=["\n"]),
@@ -46,7 +47,7 @@ def test_a_chat_in_openais_form() -> None:
     found = parse(1, line)
     assert found is not None
     chat = Chat(messages=[ChatMessage(role="system", content="Be short."), ChatMessage(role="user", content="a\nb")])
-    assert found.request == GenerateRequest(chat=chat, stopping=Stopping(max_tokens=5))
+    assert found.request == GenerateRequest(n=1, chat=chat, stopping=Stopping(max_tokens=5))
 
 
 def test_lines_in_the_short_form() -> None:
@@ -56,9 +57,10 @@ def test_lines_in_the_short_form() -> None:
         sampling=Sampling(top_k=3, logit_bias={7: -1}),
         stopping=Stopping(ignore_eos=True, stop_token_ids=[1]),
     )
+    plain = GenerateRequest(n=1, text="x", stopping=Stopping())
     fields = {"n": 2, "top_k": 3, "logit_bias": {"7": -1}, "ignore_eos": True, "stop_token_ids": [1]}
     assert parse(1, raw(id="t", token_ids=[5, 6], **fields)) == Line(1, "t", "", request)
-    assert parse(1, raw(id="p", prompt="x")) == Line(1, "p", "", GenerateRequest(text="x"))
+    assert parse(1, raw(id="p", prompt="x")) == Line(1, "p", "", plain)
     assert parse(1, b" \r\n") is None
 
 
@@ -74,29 +76,34 @@ def test_lines_in_the_short_form() -> None:
         (raw(id="", prompt="x"), "id is '': must be text of 1 to 256 characters"),
         (raw(id="a\ud800", prompt="x"), r"id is 'a\ud800': must have no characters that can't be printed"),
         (raw(id="a"), "prompt is not set: one of prompt, messages and token_ids is needed"),
-        (raw(id="a", prompt="x", messages=[]), "prompt is prompt and messages together: one of"),
-        (raw(id="a", prompt=None), "prompt is not set: is needed"),
-        (raw(id="a", prompt=""), "text is empty: must have at least 1 character"),
-        (raw(id="a", prompt="\ud800"), r"prompt is '\ud800': is not of the right kind, or out of range"),
-        (raw(id="a", token_ids=[-1]), "token_ids is list: is not of the right kind, or out of range"),
-        (raw(id="a", token_ids=[True]), "token_ids is list: is not of the right kind, or out of range"),
-        (raw(id="a", prompt="x", temperature="1"), "temperature is '1': is not of the right kind, or out of range"),
-        (raw(id="a", prompt="x", temperature=True), "temperature is True: is not of the right kind, or out of range"),
-        (raw(id="a", prompt="x", temperature=200), "sampling.temperature is 200: must be 0 to 100"),
-        (raw(id="a", prompt="x", n=0), "n is 0: is not of the right kind, or out of range"),
+        (raw(id="a", prompt="x", messages=[]), "messages is prompt and messages together: one of"),
+        (raw(id="a", prompt=None), "prompt is NoneType: must be text or token ids"),
+        (raw(id="a", prompt=""), "prompt is empty: must have at least 1 character"),
+        (raw(id="a", prompt="\ud800"), "prompt is text with half a character: must be valid Unicode"),
+        (raw(id="a", token_ids=[-1]), "prompt is a list of 1: must be text, or at least 1 token id"),
+        (raw(id="a", token_ids=[True]), "prompt[0] is bool: must be text or token ids"),
+        (raw(id="a", token_ids="x"), "prompt is 'x': must be a list of token ids"),
+        (raw(id="a", prompt="x", temperature="1"), "temperature is '1': input should be a valid number"),
+        (raw(id="a", prompt="x", temperature=True), "temperature is True: input should be a valid number"),
+        (raw(id="a", prompt="x", temperature=200), "temperature is 200: must be 0 to 100"),
+        (raw(id="a", prompt="x", n=0), "n is 0: must be at least 1"),
         (raw(id="a", prompt="x", n=33), "n is 33: must be at most 32"),
-        (raw(id="a", prompt="x", max_tokens=0), "stopping.max_tokens is 0: must be at least 1"),
+        (raw(id="a", prompt="x", max_tokens=0), "max_tokens is 0: must be at least 1"),
         (
             raw(id="a", prompt="x", maxtokens=5),
             "maxtokens is set: is no field that is taken here; these are: cache_salt",
         ),
-        (raw(id="a", messages=[{"role": "user", "text": "x"}]), "messages[0] is another thing: must be an object"),
+        (raw(id="a", messages=[{"role": "user", "text": "x"}]), "messages[0].content is null: must be text"),
+        (raw(id="a", messages=[]), "messages is empty: must have at least 1 message"),
         (raw(custom_id="a", url="/v1/embeddings", body={}), "url is '/v1/embeddings': must be /v1/completions or "),
         (raw(custom_id="a", method="GET", url="/v1/completions", body={}), "method is 'GET': must be POST"),
         (raw(custom_id="a", url="/v1/completions"), "body must be a JSON object"),
         (raw(custom_id="a", url="/v1/completions", body={}, x=1), "'x' is no part of a line"),
         (openai(stream=True), "stream is true: must be false"),
-        (openai(logprobs=3), "logprobs is set: is no field that is taken here"),
+        (openai(logprobs=3), "logprobs is set: is not taken in batches; leave it out"),
+        (openai(echo=True), "echo is set: is not taken in batches; leave it out"),
+        (openai(best_of=2), "best_of is 2: is not taken here; ask for n answers and choose"),
+        (openai(prompt=["a", "b"]), "prompt is 2 prompts: must be one; give each a line of its own"),
     ],
 )
 def test_lines_that_are_refused(line: bytes, told: str) -> None:
@@ -148,6 +155,15 @@ def test_bounds_of_a_file(monkeypatch: pytest.MonkeyPatch, name: str, limit: int
     assert refused(*given) == [
         f"line 3: is beyond {limit} {'lines' if name == 'MAX_LINES' else 'bytes'}: split the file",
         "what follows was not looked at",
+    ]
+
+
+def test_lines_for_another_endpoint_are_refused() -> None:
+    with pytest.raises(FileError) as error:
+        list(checked([openai("a"), raw(id="b", prompt="x")], "/v1/chat/completions"))
+    assert str(error.value).splitlines() == [
+        "line 1: url is /v1/completions: must be the batch's endpoint, /v1/chat/completions",
+        "line 2: url is not set: must be the batch's endpoint, /v1/chat/completions",
     ]
 
 
