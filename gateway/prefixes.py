@@ -17,6 +17,7 @@ from kvstore.errors import BrokerError
 from kvstore.outage import Outage
 from kvstore.prefix_index import Seen
 from kvstore.prompts import encoded
+from kvstore.tenants import tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,8 +97,9 @@ class PromptHashes:
         return self._by_kind[kind_of(worker)]
 
     def _compute(self, kinds: set[Kind]) -> dict[Kind, list[BlockHash]]:
-        tokens = encoded(self._job)[: TOKEN_BYTES * MOST_TOKENS]
-        return {kind: chain_of(_root(*kind, self._job.cache_salt), tokens, kind[1]) for kind in kinds}
+        job = self._job
+        tokens, tenant = encoded(job)[: TOKEN_BYTES * MOST_TOKENS], tenant_of(job.request_id)
+        return {kind: chain_of(_root(*kind, job.cache_salt, tenant=tenant), tokens, kind[1]) for kind in kinds}
 
 
 class Looks:

@@ -2,10 +2,12 @@
 
 ::
 
-    root     = sha256("octavo/1" | fingerprint | block size | salt | adapter)     each field with its length before it
+    root     = sha256("octavo/1" | fingerprint | block size | salt | adapter [| tenant])
+               each field with its length before it; tenant: only where there is one
     child(i) = sha256(child(i - 1) | token ids of block i, little-endian u32)
 
-Two equal hashes mean equal prefixes (everything before the block too) under one model, block size, salt and adapter.
+Two equal hashes mean equal prefixes (everything before the block too) under one model, block size, salt, adapter and
+tenant: no tenant's request finds, or can be made to find, what another one's has left.
 Changing this encoding means a new version string, as caches of both versions may live side by side.
 """
 
@@ -31,7 +33,7 @@ TOKEN_BYTES: Final = 4
 _NATIVE_U32 = array("I").itemsize == TOKEN_BYTES
 
 
-def root(fingerprint: str, block_size: int, salt: str = "", adapter: str = "") -> BlockHash:
+def root(fingerprint: str, block_size: int, salt: str = "", adapter: str = "", tenant: str = "") -> BlockHash:
     """Hash of the empty prefix.
 
     Each field is preceded by its length (u32, little-endian), so that no two different field lists have one encoding.
@@ -40,7 +42,10 @@ def root(fingerprint: str, block_size: int, salt: str = "", adapter: str = "") -
     if block_size < 1:
         raise ValueError(f"block_size {block_size} is below 1")
     digest = hashlib.sha256()
-    for field in (VERSION, fingerprint.encode(), struct.pack("<I", block_size), salt.encode(), adapter.encode()):
+    fields = [VERSION, fingerprint.encode(), struct.pack("<I", block_size), salt.encode(), adapter.encode()]
+    if tenant:
+        fields.append(tenant.encode())
+    for field in fields:
         digest.update(struct.pack("<I", len(field)))
         digest.update(field)
     return BlockHash(digest.digest())

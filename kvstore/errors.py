@@ -13,9 +13,12 @@
     ├── SubmitError                 the job was not accepted
     │   ├── RequestIdTaken          another payload already has this request id
     │   ├── QueueFull               the worker's stream is at its bound
+    │   ├── OverQuota               its tenant has asked for too much
     │   └── WorkerGone              the chosen worker lives no longer, was replaced, or is draining
     ├── RegistrationError
     │   └── WorkerIdTaken           a live worker has this id
+    ├── KeysDamaged                 what should be API keys is not
+    │   └── NoKeyFile               there is no file of them
     ├── CommitGap                   a chunk does not follow on what is committed: a fault of the caller
     └── MalformedValue              bytes in the broker that are not what they should be
 
@@ -27,6 +30,8 @@ Exceptions of the Redis client never leave this package: ``translation.translate
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from kvstore.tenants import request_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +84,7 @@ class RequestIdTaken(SubmitError):
     """Another payload already has this request id."""
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"request_id {request_id!r} is taken by another payload")
+        super().__init__(f"request_id {request_id_of(request_id)!r} is taken by another payload")
         self.request_id = request_id
 
 
@@ -91,6 +96,18 @@ class QueueFull(SubmitError):
         self.worker = worker
         self.depth = depth
         self.limit = limit
+
+
+class OverQuota(SubmitError):
+    """A tenant asks for more than it may. `what`: requests or tokens in a minute, or unfinished jobs. With this job
+    there would be ``count``, and there may be ``limit``. ``retry_after_ms``: from when on it fits, if nothing else is
+    asked for meanwhile; 0: not known; None: never, as this job alone is too much."""
+
+    def __init__(self, what: str, count: int, limit: int, retry_after_ms: int | None) -> None:
+        unit = {"requests": "requests in a minute", "tokens": "tokens in a minute", "jobs": "unfinished requests"}[what]
+        never = "; ask for fewer: a shorter prompt, or less max_tokens" if retry_after_ms is None else ""
+        super().__init__(f"with this request it would be {count} {unit}, and {limit} are allowed{never}")
+        self.retry_after_ms = retry_after_ms
 
 
 class WorkerGone(SubmitError):
@@ -113,6 +130,14 @@ class WorkerIdTaken(RegistrationError):
         super().__init__(f"worker id {worker!r} is held by a live process (incarnation {holder})")
         self.worker = worker
         self.holder = holder
+
+
+class KeysDamaged(KvError):
+    """What should be API keys is not; the message says where, and what is wrong."""
+
+
+class NoKeyFile(KeysDamaged):
+    """There is no file where API keys should be."""
 
 
 class CommitGap(KvError):

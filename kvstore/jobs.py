@@ -36,6 +36,7 @@ from kvstore.records import (
 )
 from kvstore.registry import HELD_LEASES, LEASE_TTL_MS
 from kvstore.rehoming import ORPHAN_WAIT_S
+from kvstore.tenants import NO_QUOTA, Quota
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -103,15 +104,16 @@ class Jobs:
         prefill: int = 0,
         predicted: int = 0,
         route: bytes = b"",
+        quota: Quota = NO_QUOTA,
     ) -> Submitted:
         """Hands a job to a worker, once.
 
         ``digest`` names the client's payload, ``caller`` its call (empty: one of its own); ``deadline_ms`` is the time
         left, in milliseconds. ``predicted`` tokens of the prompt are expected in the worker's cache, ``prefill`` are
         not and are charged to its load until the job's first delivery; ``route`` is the octavo.v1.RouteRecord of the
-        decision, empty: none is kept. Raises RequestIdTaken, QueueFull, WorkerGone, BrokerFull (nothing was written),
-        BrokerUnreachable (unknown: submit it again or cancel it) and ValueError for a job that no gateway should let
-        through.
+        decision, empty: none is kept; ``quota`` what its tenant may ask for. Raises RequestIdTaken, OverQuota,
+        QueueFull, WorkerGone, BrokerFull (nothing was written), BrokerUnreachable (unknown: submit it again or cancel
+        it) and ValueError for a job that no gateway should let through.
         """
         return await submissions.submit(
             self._broker,
@@ -126,6 +128,7 @@ class Jobs:
             prefill=prefill,
             predicted=predicted,
             route=route,
+            quota=quota,
         )
 
     async def attach(
@@ -133,8 +136,8 @@ class Jobs:
     ) -> Attached | None:
         """Points the job of that id at this gateway, and at this call of a client; None if there is no such job.
 
-        Works for a job that has ended, for as long as its log is kept, and whatever became of its worker. May be
-        repeated. Raises RequestIdTaken when the job is another payload's than ``digest`` says; None is any payload.
+        Works for one that has ended, while its log is kept, and whatever became of its worker. May be repeated. Raises
+        RequestIdTaken when the job is another payload's than ``digest`` says; None is any payload.
         """
         return await submissions.attach(self._broker, request_id, digest, caller, gateway)
 
@@ -148,23 +151,21 @@ class Jobs:
     ) -> list[Entry]:
         """Up to ``count`` entries of the worker's stream; empty after ``block_ms`` without any, or sooner.
 
-        After a failed or cancelled read (and at first) the consumer's own pending entries come first, more at a time,
-        as a reply that was lost may have carried them: ``claim`` then repeats claims of jobs that already run, see
-        ``Claim.entry_id``.
+        After a failed or cancelled read (and at first) the consumer's own pending entries come first, as a reply that
+        was lost may have carried them: ``claim`` then repeats claims of jobs that already run, see ``Claim.entry_id``.
         """
         return await self._reader.read(blocking_client, worker, incarnation, count, block_ms)
 
     def read_again(self, worker: str, incarnation: str) -> None:
-        """The next ``next_entries`` goes through all that is pending for this consumer: after the broker may have lost
-        claims, when no read was under way that could have failed."""
+        """The next ``next_entries`` goes through all that is pending for it: the broker may have lost claims."""
         self._reader.again(worker, incarnation)
 
     async def claim(self, worker: str, incarnation: str, entries: Sequence[Entry]) -> list[Claim]:
         """Makes this incarnation the owner of the entries' jobs, in one call.
 
-        Entries whose job has ended or vanished are removed and left out. Jobs that no gateway can have written are
-        ended: those longer than the worker's context has room for are not even read. Claiming again what one owns gives
-        the same claim, with what is committed meanwhile. Empty when another incarnation holds the worker's lease.
+        Entries whose job has ended or vanished are left out. Jobs that no gateway can have written are ended: those
+        longer than the worker's context has room for are not even read. Claiming again what one owns gives the same
+        claim, with what is committed meanwhile. Empty when another incarnation holds the worker's lease.
         """
         return await claims.claim(self._broker, worker, incarnation, entries, retention_ms=self._retention_ms)
 
@@ -181,7 +182,6 @@ class Jobs:
         ``held`` goes along: what the worker's pool began and ceased to offer. It may come alone; an empty change asks
         how many blocks the index has. ``entries`` says of each delivery by which entry its job was claimed: where an
         id was submitted anew, what its earlier job has said is refused. Empty: not known.
-
         Each delivery goes to its job's log and to its gateway's channel. A chunk with a finish ends its choice; the
         last choice to end ends the job, which leaves the stream and is refunded. May be repeated freely.
 

@@ -1,5 +1,7 @@
 """Every Redis name, and the schema behind it.
 
+``<request>`` is a job's name: its request id, and where keys are in use its tenant and a slash before it.
+
 All names start with ``{octavo:<namespace>}:``; the braces keep one namespace in one cluster slot, so that a script may
 touch several keys. ``<worker>`` is a worker's id, ``<incarnation>`` one life of a process.
 
@@ -26,6 +28,7 @@ name                            type                what
                                                     fruitless (workers in a row that ran it and got no token),
                                                     able_ms (Redis clock: when there was last a worker for
                                                     it where it had to wait for its turn),
+                                                    metered (tokens that its tenant was charged, until it ends),
                                                     detached ("1": nobody's leaving ends it), mover (call that
                                                     moved it to another worker last), route (its id in
                                                     ``routes``), stolen_from (worker), finish (of the choice that
@@ -52,6 +55,13 @@ name                            type                what
 ``dead:jobs``                   hash with TTL       octavo.v1.DeadJob by request id: jobs that too many workers died
                                                     of. Bounded by number and size.
 ``dead:times``                  sorted set, TTL     their ids by when they were given up (Redis clock, ms).
+``live:<tenant>``               set                 request ids of a tenant's jobs that have not ended.
+``quota:<tenant>``              hash with TTL       what a tenant has asked for, as buckets that run out evenly within
+                                                    a minute: requests, tokens, and when that was so, at_ms (Redis
+                                                    clock).
+``keys``                        hash                API keys, where gateways have them from here: by SHA-256 of the key
+                                                    in hex, a JSON object (tenant, name, ...); ``tenant:<tenant>``, its
+                                                    limits; and ``version``, a number that every change raises.
 ``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, sequences (their
                                                     choices), tokens; and at its first delivery: prefill (prompt tokens
                                                     not cached).
@@ -101,10 +111,11 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _TYPES = {
     **dict.fromkeys(("job", "worker", "orphaned", "ledger", "load", "model", "dead:jobs", "pages:sizes"), "hash"),
+    **dict.fromkeys(("quota", "keys"), "hash"),
     **dict.fromkeys(("jobs", "log", "routes"), "stream"),
     **dict.fromkeys(("left", "suspect", "gateway", "page"), "string"),
     **dict.fromkeys(("workers", "dead:times", "pages"), "zset"),
-    "held": "set",
+    **dict.fromkeys(("held", "live"), "set"),
 }
 """By name, or by the first part of it."""
 
@@ -173,6 +184,16 @@ class Keys:
     @property
     def dead_times(self) -> str:
         return self._name("dead", "times")
+
+    def live(self, tenant: str) -> str:
+        return self._name("live", tenant)
+
+    def quota(self, tenant: str) -> str:
+        return self._name("quota", tenant)
+
+    @property
+    def api_keys(self) -> str:
+        return self._name("keys")
 
     def load(self, worker: str, incarnation: str) -> str:
         return self._name("load", worker, incarnation)

@@ -21,6 +21,10 @@ MAX_PRIORITY = 100
 
 MAX_REQUEST_ID = 128
 """Characters, all of them ASCII."""
+MAX_TENANT = 64
+"""Characters, all of them ASCII."""
+MAX_JOB_NAME = MAX_TENANT + 1 + MAX_REQUEST_ID
+"""Of the two, with a slash between them."""
 MAX_MODEL_NAME = 256
 """Characters."""
 MAX_SALT_BYTES = 256
@@ -59,7 +63,7 @@ def broken(job: job_pb2.Job) -> str:
     sampling, stopping = job.sampling, job.stopping
     scored = len(job.prompt_token_ids) * (1 + job.prompt_logprobs) if job.HasField("prompt_logprobs") else 0
     for name, value, limit in (
-        ("request_id (characters)", len(job.request_id), MAX_REQUEST_ID),
+        ("request_id (characters)", len(job.request_id), MAX_JOB_NAME),
         ("model (characters)", len(job.model), MAX_MODEL_NAME),
         ("n", job.n, MAX_CHOICES),
         ("priority, without its sign,", abs(job.priority), MAX_PRIORITY),

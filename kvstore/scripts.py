@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from importlib import resources
+from typing import Final
+
+SHARED: Final = ("common.lua", "lives.lua")
+"""Parts of every script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +22,17 @@ class Script:
 def load_scripts() -> dict[str, Script]:
     """All scripts by name.
 
-    ``common.lua`` holds what several share. It goes in after each script's first line, as that line must stay first:
-    it tells the server the script's flags.
+    What several share goes in after each script's first line, as that line must stay first: it tells the server the
+    script's flags.
     """
     folder = resources.files(__package__) / "lua"
-    common = (folder / "common.lua").read_text(encoding="utf-8")
+    shared = "\n".join((folder / name).read_text(encoding="utf-8") for name in SHARED)
     scripts: dict[str, Script] = {}
     for file in folder.iterdir():
-        if file.name == "common.lua" or not file.name.endswith(".lua"):
+        if file.name in SHARED or not file.name.endswith(".lua"):
             continue
         flags, _, body = file.read_text(encoding="utf-8").partition("\n")
-        source = f"{flags}\n{common}\n{body}"
+        source = f"{flags}\n{shared}\n{body}"
         # SHA-1 is how the server names scripts; nothing depends on its strength.
         sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         scripts[file.name.removesuffix(".lua")] = Script(source, sha1)

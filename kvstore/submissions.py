@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from kvstore.endings import end_damaged
-from kvstore.errors import BrokerError, BrokerFull, QueueFull, RequestIdTaken, WorkerGone
+from kvstore.errors import BrokerError, BrokerFull, OverQuota, QueueFull, RequestIdTaken, WorkerGone
 from kvstore.limits import broken
 from kvstore.records import (
     MOST_TOKENS,
@@ -19,11 +19,13 @@ from kvstore.records import (
     number,
     parse_record,
 )
+from kvstore.tenants import tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.client import Broker
+    from kvstore.tenants import Quota
     from octavo.v1 import job_pb2
 
 MAX_DEADLINE_MS = 10**12
@@ -60,24 +62,26 @@ async def submit(
     prefill: int,
     predicted: int,
     route: bytes,
+    quota: Quota,
 ) -> Submitted:
     """See ``Jobs.submit``."""
     if not job.request_id or not job.prompt_token_ids:
         raise ValueError("a job needs a request id and a prompt")
     if reason := broken(job):
         raise ValueError(f"no gateway lets such a job through: {reason}")
-    keys, caller = broker.keys, caller or new_caller()
+    keys, caller, tenant = broker.keys, caller or new_caller(), tenant_of(job.request_id)
     prompt = len(job.prompt_token_ids)
     args: list[Any] = [
         *(job.SerializeToString(), digest, caller, worker, worker_incarnation, gateway),
         *("" if deadline_ms is None else _bounded(deadline_ms), max_queue),
         *(charge(job), prompt, max(job.n, 1), max(prefill, 0), max(predicted, 0)),
         *(route, min(MAX_ROUTES, MAX_ROUTES_BYTES // max(len(route), 1)), ROUTES_TTL_MS),
-        "1" if job.detached else "",
+        *("1" if job.detached else "", "1" if tenant else ""),
+        *(_limit(each) for each in (quota.requests_per_minute, quota.tokens_per_minute, quota.concurrency)),
     ]
     names = [
         *(keys.job(job.request_id), keys.log(job.request_id), keys.jobs(worker), keys.worker(worker)),
-        *(keys.load(worker, worker_incarnation), keys.routes),
+        *(keys.load(worker, worker_incarnation), keys.routes, keys.quota(tenant), keys.live(tenant)),
     ]
     try:
         answer, *details = await broker.script("submit", names, args)
@@ -91,6 +95,10 @@ async def submit(
         raise RequestIdTaken(job.request_id)
     if answer == b"full":
         raise QueueFull(worker, int(details[0]), max_queue)
+    if answer == b"over":
+        what, count, wait_ms = details[0].decode(), int(details[1]), int(details[2])
+        limits = {"requests": quota.requests_per_minute, "tokens": quota.tokens_per_minute, "jobs": quota.concurrency}
+        raise OverQuota(what, count, limits[what] or 0, wait_ms if wait_ms >= 0 else None)
     if answer == b"gone":
         raise WorkerGone(worker, worker_incarnation, details[0].decode(errors="replace"))
     return Submitted(answer.decode())
@@ -153,6 +161,10 @@ async def route(broker: Broker, request_id: str) -> bytes:
 async def inherit(broker: Broker, request_id: str, leaver: str, heir: str, gateway: str) -> None:
     """See ``Jobs.inherit``."""
     await broker.script("inherit", [broker.keys.job(request_id)], [leaver, heir, gateway])
+
+
+def _limit(limit: int | None) -> int | str:
+    return "" if limit is None else limit
 
 
 def _bounded(deadline_ms: int) -> int:

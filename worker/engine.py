@@ -97,9 +97,9 @@ class Engine:
         """How old blocks become in the pool. Their clock is the caller's: it sets ``now``, best before each step."""
         return self._scheduler.pool.ages
 
-    def root_of(self, salt: str) -> BlockHash:
-        """Where the prefixes of requests with this salt begin."""
-        return self._root(salt)
+    def root_of(self, salt: str, tenant: str = "") -> BlockHash:
+        """Where the prefixes of a tenant's requests with this salt begin."""
+        return self._root(salt, tenant=tenant)
 
     def add(self, request: Request, said: Mapping[int, Many[int]] = NOTHING_SAID, ended: Collection[int] = ()) -> None:
         """Take in a request with all its choices. Raises AdmissionError when it could never run here.
@@ -115,7 +115,8 @@ class Engine:
 
         def sequence_of(choice: int) -> Sequence:
             block_size = self._scheduler.pool.block_size
-            return Sequence(request, root=self._root(request.salt), block_size=block_size, choice=choice)
+            root = self.root_of(request.salt, request.tenant)
+            return Sequence(request, root=root, block_size=block_size, choice=choice)
 
         if ended or any(said.values()):
             sizes = {"vocab_size": self._vocab_size, "context_length": self.context_length}

@@ -97,7 +97,8 @@ class Fetch:
         """Blocks of the prompt that the pool lacks, from the first one on; none if it could not use them."""
         if request.prompt_logprobs is not None:  # what is scored must be computed
             return []
-        return self._lacking(names_of(self._engine.root_of(request.salt), request.prompt, self._client.form.block_size))
+        root = self._engine.root_of(request.salt, request.tenant)
+        return self._lacking(names_of(root, request.prompt, self._client.form.block_size))
 
     async def prepare(self, names: list[PageName], request_id: str) -> int:
         """Has pages of what a prompt is ``lacking`` on their way to the engine when it returns, if that is worth it.

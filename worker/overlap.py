@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.block_hash import child, root
 from kvstore.prefix_index import short
+from kvstore.tenants import tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,8 @@ class Overlaps:
         found: dict[str, int] = {}
         for each in waiting:
             job = each.job
-            empty = root(self._fingerprint, self._block_size, job.cache_salt)
+            tenant = tenant_of(job.request_id)
+            empty = root(self._fingerprint, self._block_size, job.cache_salt, tenant=tenant)
             scored = job.HasField("prompt_logprobs")
             tokens = 0 if scored else held_tokens(job.prompt_token_ids, empty, self._block_size, self._offered)
             found[each.entry_id] = tokens

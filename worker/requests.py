@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.tenants import tenant_of
 from worker.params import SamplingParams, StopParams
 from worker.sequence import Request
 
@@ -37,6 +38,7 @@ def request_of(job: job_pb2.Job) -> Request:
             include_stop=stopping.include_stop,
         ),
         salt=job.cache_salt,
+        tenant=tenant_of(job.request_id),
         n=max(job.n, 1),
         priority=job.priority,
         logprobs=job.logprobs if job.HasField("logprobs") else None,

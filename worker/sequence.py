@@ -43,7 +43,7 @@ class Request:
     sampling: SamplingParams
     stopping: StopParams
     salt: str = ""
-    """Prefixes are shared only under the same salt."""
+    """Prefixes are shared only under the same salt, within one tenant."""
     n: int = 1
     """Choices: so many answers to the one prompt, with randomness of their own."""
     priority: int = 0
@@ -54,6 +54,8 @@ class Request:
     """The same for the prompt's tokens, but the first."""
     grammar: Grammar | None = field(default=None, repr=False, compare=False)
     """The form that each choice's text is to have, if any."""
+    tenant: str = ""
+    """Whose it is; empty: nobody's."""
 
     def check(self, vocab_size: int) -> None:
         """Raise AdmissionError on anything that no model with this vocabulary could run."""

@@ -135,9 +135,11 @@ async def running_worker(
     steal: bool = True,
     pages: PagesConfig | None = None,
     tracing: Tracing = UNTRACED,
+    gateway: Broker | None = None,
     ends_with: type[BaseException] | None = None,
 ) -> AsyncIterator[Fleet]:
-    """A worker that drains at the end, or, with `ends_with`, has been made to fail by then."""
+    """A worker that drains at the end, or, with `ends_with`, has been made to fail by then. `gateway`: a connection for
+    what a gateway does, if not the worker's."""
     config = WorkerConfig(
         id=name,
         broker=BrokerConfig("unused"),
@@ -158,7 +160,7 @@ async def running_worker(
     )
     worker = await asyncio.to_thread(assemble.build, config, new_incarnation(), "", lambda _: None)
     await Registry(broker).register(worker.info)
-    await Registry(broker).renew_gateway(GATEWAY)
+    await Registry(gateway or broker).renew_gateway(GATEWAY)
     metrics = CollectorRegistry()
     outside = None
     if pages is not None:

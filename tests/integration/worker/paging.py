@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
+from kvstore.tenants import job_name
 from octavo.v1 import inference_pb2
 from tests.integration.worker.one_worker import Fleet, joined
 from tests.support.waiting import until
@@ -24,9 +25,9 @@ class Told(NamedTuple):
     cached: int
 
 
-async def ask(fleet: Fleet, prompt: tuple[int, ...], *, salt: str = "", max_tokens: int = 6) -> Told:
+async def ask(fleet: Fleet, prompt: tuple[int, ...], *, salt: str = "", tenant: str = "", max_tokens: int = 6) -> Told:
     """A sampled answer, whose randomness is its own."""
-    name = f"r{next(numbers)}"
+    name = job_name(tenant, f"r{next(numbers)}")
     await fleet.submit(name, list(prompt), max_tokens, seed=5, edit=lambda job: setattr(job, "cache_salt", salt))
     log = await fleet.ended(name)
     assert log[-1].chunk.finish == inference_pb2.LENGTH, log[-1].chunk.error

@@ -34,6 +34,12 @@ async def test_hashes_are_those_of_the_worker(length: int) -> None:
         assert hashes.of(each) == chain(start, range(length), each.block_size)
 
 
+async def test_hashes_are_the_tenants_own() -> None:
+    hashes = PromptHashes(job_pb2.Job(request_id="acme/r", prompt_token_ids=range(50), cache_salt="ours"))
+    await hashes.prepare([worker()])
+    assert hashes.of(worker()) == chain(root("f", 16, "ours", tenant="acme"), range(50), 16)
+
+
 async def test_what_is_there_is_not_computed_again() -> None:
     hashes = PromptHashes(job_pb2.Job(prompt_token_ids=range(50)))
     await hashes.prepare([worker()])

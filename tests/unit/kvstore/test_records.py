@@ -117,7 +117,7 @@ def wider(job: job_pb2.Job) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda job: job.MergeFrom(job_pb2.Job(request_id="r" * 129)), "request_id (characters) is 129, of 128"),
+        (lambda job: job.MergeFrom(job_pb2.Job(request_id="r" * 194)), "request_id (characters) is 194, of 193"),
         (lambda job: job.MergeFrom(job_pb2.Job(model="m" * 257)), "model (characters) is 257, of 256"),
         (lambda job: job.MergeFrom(job_pb2.Job(n=33)), "n is 33, of 32"),
         (lambda job: job.MergeFrom(job_pb2.Job(n=2**32 - 1)), "n is 4294967295, of 32"),

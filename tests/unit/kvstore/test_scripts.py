@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from kvstore.scripts import load_scripts
+from kvstore.scripts import SHARED, load_scripts
 
 FOLDER = resources.files("kvstore") / "lua"
 NAMES = sorted(load_scripts())
@@ -34,7 +34,7 @@ def test_shared_helpers_come_after_the_flags(name: str) -> None:
     assert "local function end_job(" in source
 
 
-@pytest.mark.parametrize("name", [*NAMES, "common"])
+@pytest.mark.parametrize("name", [*NAMES, *(name.removesuffix(".lua") for name in SHARED)])
 def test_nothing_newer_than_the_floor_and_nothing_slow(name: str) -> None:
     source = (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
     commands = set(re.findall(r"redis\.p?call\('(\w+)'", source))

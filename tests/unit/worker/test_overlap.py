@@ -76,6 +76,14 @@ def test_by_salt_and_not_where_the_whole_prompt_is_scored() -> None:
     assert Overlaps("g", 4, {*HASHES}).look(jobs[:1]) == {"1-0": 0}
 
 
+def test_by_tenant() -> None:
+    theirs = [short(each) for each in chain(root("f", 4, tenant="acme"), PROMPT, 4)]
+    overlaps = Overlaps("f", 4, {*HASHES[:2], *theirs[:3]})
+    jobs = [waiting(f"{number}-0", PROMPT) for number in range(3)]
+    jobs[1].job.request_id, jobs[2].job.request_id = "acme/r", "other/r"
+    assert overlaps.look(jobs) == {"0-0": 8, "1-0": 12, "2-0": 0}
+
+
 def test_what_was_found_is_known_for_a_while_and_by_victim() -> None:
     """Two streams may have an entry of one name."""
     overlaps = Overlaps("f", 4, {*HASHES})
