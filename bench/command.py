@@ -37,9 +37,11 @@ from ops.client import Client, describe, plain
 from ops.config import FleetConfig, fleet_config, fleet_options, usable_cores
 from ops.console import Loading, emit, emit_json, note, unless_interrupted
 from ops.fleet import Fleet
+from ops.reach import Target, access_options
 from ops.show import print_table
 
 if TYPE_CHECKING:
+    from gateway.access import Access
     from octavo.v1 import inference_pb2
 
 WARM_UP_TOKENS = 8
@@ -61,6 +63,8 @@ class BenchConfig:
     """Of each level; None: `REQUESTS_PER_PLACE` for each concurrent one, `FEWEST_REQUESTS` at least."""
     target: str
     """HOST:PORT of a gateway; empty: a fleet of its own, started and stopped with the run."""
+    access: Access | None = None
+    """How it is reached."""
 
     def requests_at(self, concurrency: int) -> int:
         return self.requests or max(FEWEST_REQUESTS, REQUESTS_PER_PLACE * concurrency)
@@ -75,12 +79,13 @@ class BenchConfig:
 @click.option("--prompts", type=click.Choice(PROMPT_KINDS), default="random", show_default=True, help="Of what.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed sends the same prompts.")
 @click.option("--target", default="", help="HOST:PORT of a running gateway. Default: a fleet of its own.")
+@access_options()
 @OUT
 @PLOT
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @fleet_options(workers=1, grpc_port=0)
 @click.pass_context
-def command(context: click.Context, /, out: Path, plot: str, as_json: bool, **values: Any) -> None:
+def command(context: click.Context, /, out: Path, plot: str, as_json: bool, access: Access, **values: Any) -> None:
     """Measure throughput and latency, as JSON and a plot.
 
     Greedy requests that ignore the end of text, so that all do the same work every time; a warm-up that is not counted
@@ -97,7 +102,7 @@ def command(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
         seed=values["seed"],
         cache_salt=secrets.token_hex(8),
     )
-    config = BenchConfig(workload, values["concurrency"], values["requests"], values["target"])
+    config = BenchConfig(workload, values["concurrency"], values["requests"], values["target"], access)
     results_folder(out, plot)
     try:
         results = asyncio.run(unless_interrupted(run(config, fleet)))
@@ -200,10 +205,10 @@ async def run(config: BenchConfig, settings: FleetConfig) -> dict[str, Any]:
         if not target:
             note(f"starting {settings.workers} worker(s) on {settings.model}")
             loading = Loading()
-            fleet = await stack.enter_async_context(Fleet(settings, loading.sink, note))
+            fleet = await stack.enter_async_context(Fleet(settings, loading.sink, note, config.access))
             loading.over = True
             target = fleet.targets[0]
-        client = await stack.enter_async_context(Client(target))
+        client = await stack.enter_async_context(Client(Target(target, config.access)))
         model = await client.model()
         workers = await client.workers()
         levels = [await _level(client, config, model, index) for index in range(len(config.concurrency))]

@@ -23,7 +23,7 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
 @click.command("gateway", context_settings={"auto_envvar_prefix": "OCTAVO", "show_default": True})
 @click.option("--redis", default=DEFAULTS.redis, help="URL of the broker.")
 @click.option("--namespace", default=DEFAULTS.namespace, help="Fleet within the broker.")
-@click.option("--host", default=DEFAULTS.host, help="Address to listen on; plaintext, so keep it private.")
+@click.option("--host", default=DEFAULTS.host, help="Address to listen on; others than loopback need keys and TLS.")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=DEFAULTS.grpc_port, help="0: any free port.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=DEFAULTS.metrics_port, help="0: any free port.")
 @click.option(
@@ -58,6 +58,13 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
+@click.option("--keys", default=DEFAULTS.keys, help="API keys that callers need: a file, or redis. Default: none.")
+@click.option(
+    "--tls-cert", default=DEFAULTS.tls_cert, help="Certificate chain to listen with, PEM. Default: plaintext."
+)
+@click.option("--tls-key", default=DEFAULTS.tls_key, help="Its private key, PEM.")
+@click.option("--tls-client-ca", default=DEFAULTS.tls_client_ca, help="Callers need certificates of these, PEM.")
+@click.option("--insecure", is_flag=True, help="Listen where others can reach it without keys and TLS.")
 @click.option(
     "--otlp",
     default=DEFAULTS.otlp,

@@ -22,7 +22,6 @@ from kvstore.limits import (
     MAX_PRIORITY,
     MAX_PROMPT_LOGPROBS,
     MAX_REPETITION,
-    MAX_REQUEST_ID,
     MAX_SALT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOP_TOKENS,
@@ -33,6 +32,7 @@ from kvstore.limits import (
     MIN_REPETITION,
 )
 from kvstore.prompts import give
+from kvstore.tenants import REQUEST_ID
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from kvstore.jobs import JobRecord
 
-REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID}}}")
 CALLER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ROLES: Final = ("system", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 1024

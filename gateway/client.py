@@ -6,7 +6,8 @@
         async for response in client.generate(request, timeout=60):
             ...                                 # each token once, one end for each choice, whatever died meanwhile
 
-It needs grpc, octavo.v1, ``gateway.asking`` and ``gateway.merged``, nothing else of Octavo: take the three files along.
+It needs grpc, octavo.v1, ``gateway.access``, ``gateway.asking`` and ``gateway.merged``, nothing else of Octavo: take
+the four files along.
 A job goes on in the fleet while its gateway is gone, so the client attaches to it from the first token that it lacks.
 Where nobody knows the job any more (the broker lost it), or it was ended because its caller seemed to have left (its
 gateway lives, and saw the connection break), it is asked for again: it has the same tokens, and those that have come
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import grpc.aio
 
+from gateway.access import OPEN, Access, keyed, open_channel
 from gateway.asking import Asking, Attaching, cut_off, failed, new_caller, prepared, retry_after
 from gateway.merged import BrokenStream
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["BrokenStream", "Client", "cut_off", "prepared", "retry_after"]
+__all__ = ["Access", "BrokenStream", "Client", "cut_off", "prepared", "retry_after"]
 
 PATIENCE_S: Final = 60.0
 """How long a request is asked for again after a failure, while nothing new comes."""
@@ -60,7 +62,8 @@ class Client:
     has come for `patience_s` since the first of these failures. `accept_s` is the same for a request that no gateway
     has taken yet (None: `patience_s`). The job of a request that is given up ends, unless somebody else has asked for
     it since: `on_farewell` hears its id, and whether a gateway could be told, before ``close`` returns. `on_trouble`
-    hears the last error once every gateway has failed in a row, when it begins to wait for them.
+    hears the last error once every gateway has failed in a row, when it begins to wait for them. `access`
+    says how they are reached: by TLS, with an API key; by default in plaintext, without one.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Client:
         accept_s: float | None = None,
         on_farewell: Callable[[str, bool], None] | None = None,
         on_trouble: Callable[[grpc.aio.AioRpcError], None] | None = None,
+        access: Access = OPEN,
     ) -> None:
         if not targets:
             raise ValueError("a client needs at least one gateway")
@@ -78,9 +82,9 @@ class Client:
         self._accept_s = patience_s if accept_s is None else accept_s
         self._on_farewell = on_farewell
         self._on_trouble = on_trouble
-        self._channels = [grpc.aio.insecure_channel(target, options=OPTIONS) for target in targets]
+        self._channels = [open_channel(target, access, OPTIONS) for target in targets]
         # The generated stubs are untyped: their calls are typed here.
-        self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels]
+        self._stubs: list[Any] = [inference_pb2_grpc.InferenceStub(keyed(each, access)) for each in self._channels]
         self._at = 0
         self._running: list[Asking] = []
         self._farewells: set[asyncio.Task[None]] = set()

@@ -37,8 +37,10 @@ class GatewayConfig:
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
     the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
     forget one. `grace_s` is how long streams may go on after SIGTERM, in
-    seconds. `log_format` is one of ``kvstore.logs.FORMATS``, `otlp`
-    the URL of the collector that gets traces, if there is one.
+    seconds. `log_format` is one of ``kvstore.logs.FORMATS``, `otlp` the URL of the collector that gets traces, if there
+    is one. `keys` says where API keys are (a file, or `redis`; empty: none are in use). `tls_cert`, `tls_key` and
+    `tls_client_ca` are PEM files; with the last, clients need certificates too. `insecure` allows to listen without
+    keys and TLS where other machines can reach it.
     """
 
     redis: str
@@ -57,6 +59,15 @@ class GatewayConfig:
     tokenizer_threads: int = 2
     log_format: str = TEXT
     otlp: str = ""
+    keys: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    insecure: bool = False
+
+
+class TransportError(RuntimeError):
+    """A gateway can't listen as it was told to; the message says which option to change."""
 
 
 class PortError(OSError):

@@ -13,6 +13,7 @@ from gateway.record import record_of
 from kvstore.errors import BrokerFull, BrokerWrongType, QueueFull, SubmitError, WorkerGone
 from kvstore.jobs import Submitted
 from kvstore.registry import READY
+from kvstore.tenants import NO_QUOTA, Quota
 from kvstore.tracing import UNTRACED
 
 if TYPE_CHECKING:
@@ -44,12 +45,15 @@ class Order:
     digest: bytes
     remaining_s: Callable[[], float | None]
     caller: str = ""
+    quota: Quota = NO_QUOTA
+    """What its tenant may ask for."""
     fingerprint: str = ""
     """Of the worker that ran it before, if one did: another of that kind goes on with the same bits."""
     same_kind: bool = False
     """Only such a one will do, if the fingerprint is known."""
     accepted: bool = False
-    """The fleet has taken it before: full queues are no reason to refuse it."""
+    """The fleet has taken it before: neither full queues nor its tenant's limits are a reason to refuse it, nor is it
+    charged to those again."""
     trace: Trace = UNTRACED
     """Of the call that it is for."""
     offered: bool = False
@@ -98,9 +102,9 @@ class Dispatch:
     async def submit(self, order: Order, served: Served) -> Sent:
         """Submits to the best worker that takes the job.
 
-        Raises Overloaded, NoWorker, DeadlinePassed, RequestIdTaken, BrokerFull, and BrokerWrongType where no worker's
-        keys let the job in: nothing was queued. Any other BrokerError: unknown if ``order.offered``, else nothing was
-        queued either.
+        Raises Overloaded, NoWorker, DeadlinePassed, RequestIdTaken, OverQuota, BrokerFull, and BrokerWrongType where no
+        worker's keys let the job in: nothing was queued. Any other BrokerError: unknown if ``order.offered``, else
+        nothing was queued either.
         """
         workers = able(served.workers, order)
         need = Need(order.job, PromptHashes(order.job))
@@ -179,6 +183,7 @@ class Dispatch:
                 prefill=offer.charge.load.prefill,
                 predicted=offer.predicted,
                 route=record.SerializeToString(),
+                quota=NO_QUOTA if order.accepted else order.quota,
             )
             stands = submitted is Submitted.ACCEPTED
             order.trace.part("submit", began, time.monotonic())

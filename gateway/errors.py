@@ -4,6 +4,8 @@
 
     GatewayError
     ├── AdmissionError      INVALID_ARGUMENT     the request breaks a bound; the message names field, value and limit
+    ├── Unauthenticated     UNAUTHENTICATED      keys are in use, and the call carries none that holds
+    ├── Forbidden           PERMISSION_DENIED    what an operator's key is needed for
     ├── ModelNotFound       NOT_FOUND            nobody serves a model of that name
     ├── JobNotFound         NOT_FOUND            nobody knows a job of that id
     ├── DeadJobNotFound     NOT_FOUND            no dead job of that id is kept
@@ -54,6 +56,14 @@ class AdmissionError(GatewayError):
     def __init__(self, field: str, value: str, limit: str) -> None:
         super().__init__(f"{field} is {value}: {limit}")
         self.field = field
+
+
+class Unauthenticated(GatewayError):
+    """The call carries no API key that holds."""
+
+
+class Forbidden(GatewayError):
+    """The caller's key is not for this."""
 
 
 class ModelNotFound(GatewayError):
@@ -135,6 +145,8 @@ class Status:
 # The first class that fits decides, so a class stands before its bases.
 _TABLE: Final[tuple[tuple[type[Exception], grpc.StatusCode, int | None], ...]] = (
     (AdmissionError, grpc.StatusCode.INVALID_ARGUMENT, None),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, None),
+    (Forbidden, grpc.StatusCode.PERMISSION_DENIED, None),
     (ModelNotFound, grpc.StatusCode.NOT_FOUND, None),
     (JobNotFound, grpc.StatusCode.NOT_FOUND, None),
     (DeadJobNotFound, grpc.StatusCode.NOT_FOUND, None),
@@ -178,6 +190,9 @@ def lookup(error: Exception) -> Status | None:
         return Status(code, str(error), retry)
     if isinstance(error, Overloaded):
         return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), error.retry_after_ms)
+    if isinstance(error, kv.OverQuota):
+        wait = error.retry_after_ms
+        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), RETRY_AFTER_MS if wait == 0 else wait)
     for kind, code, retry in _TABLE:
         if isinstance(error, kind):
             return Status(code, told(error), retry)

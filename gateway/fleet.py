@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError
 
-from gateway.admission import check_request_id
+from gateway.auth import check_job_name
 from gateway.config import MAX_RESPONSE_BYTES
 from gateway.dispatch import Order
 from gateway.errors import DeadJobNotFound, JobNotFound, Overloaded
 from gateway.rpc import Method, service_handler
 from kvstore.jobs import JobState
 from kvstore.limits import MAX_REQUEST_ID
+from kvstore.tenants import job_name, request_id_of, tenant_of
 from octavo.v1 import fleet_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from gateway.auth import Caller, Doorman
     from gateway.breaker import Breaker
     from gateway.dispatch import Dispatch
     from gateway.models import Models
@@ -50,7 +52,14 @@ class FleetService:
     has its own."""
 
     def __init__(
-        self, registry: Registry, jobs: Jobs, dead: DeadJobs, models: Models, dispatch: Dispatch, breaker: Breaker
+        self,
+        registry: Registry,
+        jobs: Jobs,
+        dead: DeadJobs,
+        models: Models,
+        dispatch: Dispatch,
+        breaker: Breaker,
+        doorman: Doorman,
     ) -> None:
         self._registry = registry
         self._jobs = jobs
@@ -58,59 +67,72 @@ class FleetService:
         self._models = models
         self._dispatch = dispatch
         self._breaker = breaker
+        self._doorman = doorman
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the server registers."""
         methods = {
-            "ListWorkers": Method(fleet_pb2.ListWorkersRequest, self.list_workers),
-            "GetQueues": Method(fleet_pb2.GetQueuesRequest, self.get_queues),
+            "ListWorkers": Method(fleet_pb2.ListWorkersRequest, self.list_workers, operators=True),
+            "GetQueues": Method(fleet_pb2.GetQueuesRequest, self.get_queues, operators=True),
             "Explain": Method(fleet_pb2.ExplainRequest, self.explain),
-            "Ledger": Method(fleet_pb2.LedgerRequest, self.ledger),
-            "ListDead": Method(fleet_pb2.ListDeadRequest, self.list_dead),
-            "RetryDead": Method(fleet_pb2.RetryDeadRequest, self.retry_dead),
-            "DropDead": Method(fleet_pb2.DropDeadRequest, self.drop_dead),
+            "Ledger": Method(fleet_pb2.LedgerRequest, self.ledger, operators=True),
+            "ListDead": Method(fleet_pb2.ListDeadRequest, self.list_dead, operators=True),
+            "RetryDead": Method(fleet_pb2.RetryDeadRequest, self.retry_dead, operators=True),
+            "DropDead": Method(fleet_pb2.DropDeadRequest, self.drop_dead, operators=True),
         }
-        return service_handler(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], methods)
+        return service_handler(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], methods, self._doorman)
 
     async def list_workers(
-        self, _request: fleet_pb2.ListWorkersRequest, _context: Context
+        self, _request: fleet_pb2.ListWorkersRequest, _context: Context, _caller: Caller
     ) -> fleet_pb2.ListWorkersResponse:
         """Live workers, by id."""
         live, circuits = await self._registry.workers(), self._breaker.circuits
         workers = [worker_message(info, circuits.get(info.incarnation, "")) for info in live]
         return fleet_pb2.ListWorkersResponse(workers=workers)
 
-    async def get_queues(self, _request: fleet_pb2.GetQueuesRequest, _context: Context) -> fleet_pb2.GetQueuesResponse:
+    async def get_queues(
+        self, _request: fleet_pb2.GetQueuesRequest, _context: Context, _caller: Caller
+    ) -> fleet_pb2.GetQueuesResponse:
         """All workers' queues, those of dead workers whose jobs are not ended yet included."""
         queues = [queue_message(info) for info in await self._jobs.queues()]
         return fleet_pb2.GetQueuesResponse(queues=queues)
 
-    async def explain(self, request: fleet_pb2.ExplainRequest, _context: Context) -> fleet_pb2.ExplainResponse:
-        """Why a job went where it went, and what it found there. Raises AdmissionError, JobNotFound."""
-        check_request_id(request.request_id)
-        found = await explanation(self._jobs, request.request_id)
+    async def explain(
+        self, request: fleet_pb2.ExplainRequest, _context: Context, caller: Caller
+    ) -> fleet_pb2.ExplainResponse:
+        """Why a job went where it went, and what it found there: one of the caller's tenant, or for operators any, by
+        its name in the fleet. Raises AdmissionError, JobNotFound."""
+        check_job_name(request.request_id)
+        name = request.request_id if caller.operator else job_name(caller.tenant, request.request_id)
+        found = await explanation(self._jobs, name)
         if found is None:
             raise JobNotFound(request.request_id)
         return found
 
-    async def ledger(self, _request: fleet_pb2.LedgerRequest, _context: Context) -> fleet_pb2.LedgerResponse:
+    async def ledger(
+        self, _request: fleet_pb2.LedgerRequest, _context: Context, _caller: Caller
+    ) -> fleet_pb2.LedgerResponse:
         """What became of all requests that were ever accepted, read in one moment."""
         return ledger_message(await self._jobs.ledger())
 
-    async def list_dead(self, request: fleet_pb2.ListDeadRequest, _context: Context) -> fleet_pb2.ListDeadResponse:
+    async def list_dead(
+        self, request: fleet_pb2.ListDeadRequest, _context: Context, _caller: Caller
+    ) -> fleet_pb2.ListDeadResponse:
         """The dead without what they were asked, or with it the one of a request id; the latest first. Raises
         AdmissionError."""
         if not request.request_id:
             messages = (dead_message(each, whole=False) for each in await self._dead.all())
             return fleet_pb2.ListDeadResponse(jobs=fitting(messages))
-        check_request_id(request.request_id)
+        check_job_name(request.request_id)
         found = await self._dead.get(request.request_id)
         return fleet_pb2.ListDeadResponse(jobs=[dead_message(found, whole=True)] if found is not None else [])
 
-    async def retry_dead(self, request: fleet_pb2.RetryDeadRequest, _context: Context) -> fleet_pb2.RetryDeadResponse:
+    async def retry_dead(
+        self, request: fleet_pb2.RetryDeadRequest, _context: Context, _caller: Caller
+    ) -> fleet_pb2.RetryDeadResponse:
         """Submits a dead job again, detached and under a new id, unless an earlier retry lives; it stays among the dead
         until it is dropped. Raises AdmissionError, DeadJobNotFound, Overloaded, and what a submission does."""
-        check_request_id(request.request_id)
+        check_job_name(request.request_id)
         found = await self._dead.get(request.request_id)
         if found is None:
             raise DeadJobNotFound(request.request_id)
@@ -131,17 +153,19 @@ class FleetService:
         self._dispatch.over(await self._dispatch.submit(Order(retry, digest_of(retry), lambda: None), served))
         return fleet_pb2.RetryDeadResponse(request_id=retry.request_id)
 
-    async def drop_dead(self, request: fleet_pb2.DropDeadRequest, _context: Context) -> fleet_pb2.DropDeadResponse:
+    async def drop_dead(
+        self, request: fleet_pb2.DropDeadRequest, _context: Context, _caller: Caller
+    ) -> fleet_pb2.DropDeadResponse:
         """Forgets the dead, or the one of a request id. Raises AdmissionError."""
         if request.request_id:
-            check_request_id(request.request_id)
+            check_job_name(request.request_id)
         return fleet_pb2.DropDeadResponse(dropped=await self._dead.drop(request.request_id))
 
 
 def retry_id(request_id: str, number: int) -> str:
     """Of a dead job's retry of that number. A retry of a retry counts on."""
-    suffix = f".retry-{number}"
-    return RETRY.sub("", request_id)[: MAX_REQUEST_ID - len(suffix)] + suffix
+    suffix, tenant = f".retry-{number}", tenant_of(request_id)
+    return job_name(tenant, RETRY.sub("", request_id_of(request_id))[: MAX_REQUEST_ID - len(suffix)] + suffix)
 
 
 def again(job: job_pb2.Job, number: int) -> job_pb2.Job:

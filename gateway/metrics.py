@@ -127,6 +127,11 @@ class Metrics:
         text = "1 while this gateway holds its lease, and so while the broker answers it."
         self.registry.register(Gauges("octavo_broker_up", text, "", lambda: {"": broker_up()}))
 
+    def watch_door(self, refused: Callable[[], int]) -> None:
+        """Shows how many calls were refused at the door."""
+        text = "Calls, by gRPC or HTTP, that carried no API key that holds."
+        self.registry.register(Count("octavo_unauthenticated_calls", text, refused))
+
     def count_rehomed(self, outcome: Rehomed, number: int) -> None:
         """So many orphans went that way. Those that wait are met again and again, and are not counted."""
         if outcome in FATES:

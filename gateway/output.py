@@ -14,6 +14,7 @@ from gateway.responses import BY_ITSELF, most_tokens, response_of
 from gateway.resubmission import Resubmission
 from kvstore.errors import BrokerError
 from kvstore.jobs import Submitted
+from kvstore.tenants import request_id_of
 from octavo.v1 import inference_pb2, job_pb2
 
 if TYPE_CHECKING:
@@ -182,14 +183,14 @@ class Output:
         if call.replay:
             stream.distrust()
         if not stream.restarts:
-            await context.send_initial_metadata(((REQUEST_ID_KEY, stream.request_id),))
+            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id_of(stream.request_id)),))
         asked.ran_by = ""
         stream.on_route(lambda route: self._began(asked, sent, route))
         choices = stream.choices if asked.make is None else 0  # who sent the request knows
         while True:
             batch = await stream.next()
             done = stream.done
-            response = response_of(stream.request_id, batch, sent, stream.usage if done else None)
+            response = response_of(request_id_of(stream.request_id), batch, sent, stream.usage if done else None)
             response.choices, choices = choices, 0
             if response.HasField("route"):
                 call.routed(response.route)

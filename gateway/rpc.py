@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import ServiceDescriptor
 
+    from gateway.auth import Caller, Doorman
+
 Request = TypeVar("Request", bound=Message)
 
 MAX_DETAILS: Final = 1024
@@ -50,14 +52,16 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a service. `call(request, context)`: a unary one returns its response, a streaming one writes its
-    responses to the context and returns None."""
+    """A method of a service. `call(request, context, caller)`: a unary one returns its response, a streaming one writes
+    its responses to the context and returns None."""
 
     request: type[Message]
-    call: Callable[[Any, Context], Awaitable[Message | None]]
+    call: Callable[[Any, Context, Caller], Awaitable[Message | None]]
+    operators: bool = False
+    """It concerns the whole fleet, and is for operators."""
 
 
-def service_handler(service: ServiceDescriptor, methods: dict[str, Method]) -> grpc.GenericRpcHandler:
+def service_handler(service: ServiceDescriptor, methods: dict[str, Method], doorman: Doorman) -> grpc.GenericRpcHandler:
     """What ``server.add_generic_rpc_handlers`` takes. Raises ValueError unless `methods` are those of the service."""
     if set(methods) != set(service.methods_by_name):
         raise ValueError(f"{service.full_name} has methods {sorted(service.methods_by_name)}, not {sorted(methods)}")
@@ -65,16 +69,19 @@ def service_handler(service: ServiceDescriptor, methods: dict[str, Method]) -> g
     for name, method in methods.items():
         streaming = service.methods_by_name[name].server_streaming
         make = grpc.unary_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler
-        handlers[name] = make(guarded(method), response_serializer=_serialize)
+        handlers[name] = make(guarded(method, doorman), response_serializer=_serialize)
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def guarded(method: Method) -> Callable[[bytes, Context], Awaitable[Message | None]]:
-    """The method as it is called from outside, with a request's bytes; a failure ends the call with its status."""
+def guarded(method: Method, doorman: Doorman) -> Callable[[bytes, Context], Awaitable[Message | None]]:
+    """The method as it is called from outside, with a request's bytes, by whom the doorman lets in: of others not even
+    the request is looked at. A failure ends the call with its status."""
 
     async def handle(data: bytes, context: Context) -> Message | None:
         try:
-            return await method.call(parse(method.request, data), context)
+            metadata = context.invocation_metadata()
+            caller = doorman.operator(metadata) if method.operators else doorman.caller(metadata)
+            return await method.call(parse(method.request, data), context, caller)
         except grpc.aio.BaseError:
             # The call itself is over (the client left while we wrote), so there is nobody to answer.
             raise

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gateway import fleet, service
+from gateway.auth import KEYS_S, doorman
 from gateway.config import MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES, address, require_port
 from gateway.dispatch import Dispatch
 from gateway.fleet import FleetService
@@ -31,6 +32,7 @@ from gateway.service import InferenceService
 from gateway.structures import Structures
 from gateway.tasks import Tasks, every
 from gateway.tokenize import TokenizerPool
+from gateway.transport import http_context, require_guarded, server_credentials
 from kvstore.client import BrokerConfig, connect
 from kvstore.dead import DeadJobs
 from kvstore.errors import BrokerError
@@ -40,6 +42,8 @@ from kvstore.registry import HEARTBEAT_S, Registry, new_incarnation
 from kvstore.tracing import tracing
 
 if TYPE_CHECKING:
+    import ssl
+
     from gateway.config import GatewayConfig
     from gateway.http.server import HttpServer
     from kvstore.client import Broker
@@ -93,9 +97,12 @@ class Gateway:
         self.metrics = Metrics(self._tracing)
 
     async def start(self) -> Ready:
-        """Connects and serves. Raises BrokerError; before the broker is waited for, PortError for a port that can't be
-        listened on, and PlaceError for pages that can't be where they are said to be."""
+        """Connects and serves. Raises BrokerError, and KeysDamaged for API keys that can't be read; before the broker
+        is waited for, TransportError for a place that is too open, or certificates that are none, PortError for a port
+        that can't be listened on, and PlaceError for pages that can't be where they are said to be."""
         config = self._config
+        require_guarded(config)
+        credentials, tls = server_credentials(config), http_context(config)
         require_port(config.host, config.grpc_port, "--grpc-port")
         require_port(config.host, config.metrics_port, "--metrics-port")
         if config.http_port is not None:
@@ -108,13 +115,15 @@ class Gateway:
                 self._stack.push_async_callback(self._pages.close)
             broker = await connect(BrokerConfig(config.redis, config.namespace))
             self._stack.push_async_callback(broker.close)
+            self._doorman = doorman(config.keys, broker)
+            await self._doorman.look()
             await self._assemble(broker)
             self._stack.push_async_callback(self.metrics.close)
             metrics = self.metrics.serve(config.host, config.metrics_port)
-            port = self._server.add_insecure_port(address(config.host, config.grpc_port))
+            port = self._listen(credentials)
             self._stack.push_async_callback(self._server.stop, None)
             await self._server.start()
-            http = await self._start_http()
+            http = await self._start_http(tls)
             await self._health.begin()
         except BaseException:
             await self._stack.aclose()
@@ -147,7 +156,13 @@ class Gateway:
                     await self._registry.leave_gateway(self.incarnation)
         await self._stack.aclose()
 
-    async def _start_http(self) -> str | None:
+    def _listen(self, credentials: grpc.ServerCredentials | None) -> int:
+        where = address(self._config.host, self._config.grpc_port)
+        if credentials is None:
+            return self._server.add_insecure_port(where)
+        return self._server.add_secure_port(where, credentials)
+
+    async def _start_http(self, tls: ssl.SSLContext | None) -> str | None:
         if self._config.http_port is None:
             return None
         # Who serves no HTTP does without what that takes: half a second, and tens of megabytes.
@@ -155,12 +170,13 @@ class Gateway:
 
         http = HttpServer(
             service=self._inference,
+            doorman=self._doorman,
             models=self._models,
             tokenizers=self._tokenizers,
             metrics=self.metrics,
             serves=lambda: self._health.serves,
         )
-        told = await http.start(self._config.host, self._config.http_port)
+        told = await http.start(self._config.host, self._config.http_port, tls)
         self._http = http
         return told
 
@@ -197,9 +213,10 @@ class Gateway:
             jobs=jobs,
             metrics=self.metrics,
             max_streams=config.max_streams,
+            doorman=self._doorman,
         )
         lease = Lease(registry, incarnation, self._health.lease)
-        operators = FleetService(registry, jobs, DeadJobs(broker), models, dispatch, placing.breaker)
+        operators = FleetService(registry, jobs, DeadJobs(broker), models, dispatch, placing.breaker, self._doorman)
         self._watch(broker, placing, models, lease)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), operators.handler()))
@@ -216,6 +233,7 @@ class Gateway:
         relay, metrics = self._relay, self.metrics
         metrics.watch_broker(broker.spent)
         metrics.watch_index(lambda: placing.index)
+        metrics.watch_door(lambda: self._doorman.refused)
         metrics.watch_breaker(lambda: placing.breaker.open)
         metrics.watch_fleet(lambda: models.states, lambda: lease.held)
         metrics.watch_relay(lambda: relay.malformed + broker.malformed, lambda: relay.refills)
@@ -232,5 +250,6 @@ class Gateway:
             (1.0, lambda: self.metrics.queues.refresh(jobs), "reading the queues"),
             (LEDGER_S, lambda: self.metrics.ledger.refresh(jobs), "reading the ledger"),
             (1.0, look, "looking for models"),
+            (KEYS_S, self._doorman.look, "reading the API keys"),
         ):
             self._loops.spawn(every(interval_s, action, what=what), name=what)

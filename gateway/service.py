@@ -18,11 +18,13 @@ from gateway.responses import digest_of, seed_of
 from gateway.rpc import Method, service_handler
 from kvstore.jobs import Finished
 from kvstore.submissions import calls_of
+from kvstore.tenants import job_name
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from gateway.auth import Caller, Doorman
     from gateway.metrics import Metrics
     from gateway.models import Models, Served
     from gateway.relay import Relay
@@ -49,6 +51,7 @@ class InferenceService:
         jobs: Jobs,
         metrics: Metrics,
         max_streams: int,
+        doorman: Doorman,
     ) -> None:
         self._models = models
         self._tokenizers = tokenizers
@@ -58,6 +61,7 @@ class InferenceService:
         self._jobs = jobs
         self._metrics = metrics
         self._max_streams = max_streams
+        self._doorman = doorman
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,27 +75,31 @@ class InferenceService:
             "Cancel": Method(inference_pb2.CancelRequest, self.cancel),
             "GetModel": Method(inference_pb2.GetModelRequest, self.get_model),
         }
-        return service_handler(SERVICE, methods)
+        return service_handler(SERVICE, methods, self._doorman)
 
     async def drain(self) -> None:
         """Refuses new Generate and Attach calls from now on; returns when none is open."""
         self._draining = True
         await self._idle.wait()
 
-    async def cancel(self, request: inference_pb2.CancelRequest, _context: Context) -> inference_pb2.CancelResponse:
-        """Ends a job, whoever waits for it; or, for a caller who leaves, one that is that caller's and that nobody else
-        reads here."""
+    async def cancel(
+        self, request: inference_pb2.CancelRequest, _context: Context, caller: Caller
+    ) -> inference_pb2.CancelResponse:
+        """Ends a job of the caller's tenant, whoever waits for it; or, for a caller who leaves, one that is that
+        caller's and that nobody else reads here."""
         admission.check_request_id(request.request_id)
         admission.check_caller(request.caller)
-        caller = None
+        name, leaver = job_name(caller.tenant, request.request_id), None
         if request.caller:
-            caller = await self._relay.leave(request.request_id, calls_of(request.caller))
-            if caller is None:
+            leaver = await self._relay.leave(name, calls_of(request.caller))
+            if leaver is None:
                 return inference_pb2.CancelResponse(cancelled=False)
-        finished = await self._jobs.cancel(request.request_id, caller=caller)
+        finished = await self._jobs.cancel(name, caller=leaver)
         return inference_pb2.CancelResponse(cancelled=finished is Finished.ENDED)
 
-    async def get_model(self, request: inference_pb2.GetModelRequest, _context: Context) -> inference_pb2.Model:
+    async def get_model(
+        self, request: inference_pb2.GetModelRequest, _context: Context, _caller: Caller
+    ) -> inference_pb2.Model:
         """What is served under a name, with the limits that hold on every worker."""
         served = await self._models.find(request.name, now=True)
         return inference_pb2.Model(
@@ -104,13 +112,13 @@ class InferenceService:
             workers=len(served.workers),
         )
 
-    async def generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+    async def generate(self, request: inference_pb2.GenerateRequest, context: Context, caller: Caller) -> None:
         """Serves one Generate call, and counts how it ended."""
-        await self._counted(context, lambda call: self._generate(request, context, call))
+        await self._counted(context, lambda call: self._generate(request, context, call, caller))
 
-    async def attach(self, request: inference_pb2.AttachRequest, context: Context) -> None:
+    async def attach(self, request: inference_pb2.AttachRequest, context: Context, caller: Caller) -> None:
         """Serves one Attach call, and counts how it ended."""
-        await self._counted(context, lambda call: self._attach(request, context, call))
+        await self._counted(context, lambda call: self._attach(request, context, call, caller))
 
     async def _counted(self, context: Context, serve: Callable[[Call], Awaitable[str]]) -> None:
         """Serves a call that streams.
@@ -144,15 +152,19 @@ class InferenceService:
             if not self._open:
                 self._idle.set()
 
-    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, call: Call) -> str:
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, context: Context, call: Call, caller: Caller
+    ) -> str:
         admission.check(request)
-        request_id = request.request_id or uuid.uuid4().hex
+        name = job_name(caller.tenant, request.request_id or uuid.uuid4().hex)
         digest = digest_of(request)
         # In the relay's books before the broker has the job: no delivery can be missed.
-        with self._relay.open(request_id, admission.choices(request), caller=request.caller) as stream:
+        with self._relay.open(name, admission.choices(request), caller=request.caller) as stream:
 
             async def make() -> Order:
-                return await self._order(request, request_id, digest, stream.caller, context, call)
+                order = await self._order(request, name, digest, stream.caller, context, call)
+                order.quota = caller.quota
+                return order
 
             asked = Asked(stream, context, call, request.detached, make, request.model)
             if request.request_id:
@@ -162,15 +174,16 @@ class InferenceService:
                     return outcome
             return await self._output.submitted(asked)
 
-    async def _attach(self, request: inference_pb2.AttachRequest, context: Context, call: Call) -> str:
+    async def _attach(self, request: inference_pb2.AttachRequest, context: Context, call: Call, caller: Caller) -> str:
         admission.check_request_id(request.request_id)
         admission.check_caller(request.caller)
-        record = await self._jobs.get(request.request_id)
+        name = job_name(caller.tenant, request.request_id)
+        record = await self._jobs.get(name)
         if record is None:
             raise JobNotFound(request.request_id)
         admission.check_after(request.after, record)
         choices = len(record.next)
-        with self._relay.open(request.request_id, choices, request.after, caller=request.caller) as stream:
+        with self._relay.open(name, choices, request.after, caller=request.caller) as stream:
             # Nobody's leaving ends a detached one, so it may as well be read as fast as can be.
             watches = request.watch and not record.detached
             asked = Asked(stream, context, call, record.detached or watches, watches=watches)
@@ -182,7 +195,7 @@ class InferenceService:
     async def _order(
         self,
         request: inference_pb2.GenerateRequest,
-        request_id: str,
+        name: str,
         digest: bytes,
         caller: str,
         context: Context,
@@ -196,11 +209,11 @@ class InferenceService:
         call.lap("check")
         job = admission.resolve(
             request,
-            request_id=request_id,
+            request_id=name,
             model=served.name,
             prompt=await self._tokenize(request, served),
             limits=admission.Limits(served.context_length, served.vocab_size),
-            seed=seed_of(request_id, digest),
+            seed=seed_of(name, digest),
         )
         call.lap("tokenize")
         remaining_s = (lambda: None) if request.detached else context.time_remaining

@@ -20,6 +20,8 @@ from ops.streaming import stream, streaming
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ops.reach import Target
+
 FLAGS: Final = {"request_id": "ID", "after": "--after"}
 """What sets a field of the request."""
 
@@ -37,7 +39,7 @@ FLAGS: Final = {"request_id": "ID", "after": "--after"}
     "--json", "as_json", is_flag=True, help="One JSON object at the end; of several choices, lines as they come."
 )
 @streaming
-def command(request_id: str, after: Sequence[tuple[int, int]], target: str, patience: float, as_json: bool) -> None:
+def command(request_id: str, after: Sequence[tuple[int, int]], target: Target, patience: float, as_json: bool) -> None:
     """Stream the output of a request that was sent before, as octavo generate does.
 
     ID is the request's: its --request-id, request_id of its JSON, or what `octavo dead retry` told. What has come of it

@@ -35,6 +35,7 @@ COMMANDS = {
     "ledger": Lazy("ops.ledger", "command", "Show what became of all accepted requests, and whether it adds up."),
     "dead": Lazy("ops.dead", "command", "Show, retry or forget jobs that too many workers died of."),
     "batch": Lazy("ops.batch.command", "command", "Run files of requests in the background."),
+    "keys": Lazy("ops.keys", "command", "Make, show or revoke API keys, and limit their tenants."),
     "health": Lazy("ops.health", "command", "Ask whether a gateway or worker serves."),
     "bench": Lazy("bench.command", "command", "Measure throughput and latency, as JSON and a plot."),
     "tune": Lazy("bench.tune_command", "command", "Find the size of blocks for this machine."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 import grpc.aio
@@ -11,11 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from ops.answer import Answer, BrokenStream, plain
-from ops.config import targets_of
+from ops.reach import Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
+
+    from gateway.access import Access
 
 __all__ = ["Answer", "BrokenStream", "Client", "Failed", "chat_request", "describe", "plain"]
 
@@ -27,15 +29,26 @@ ASK_TIMEOUT_S = 10.0
 OPTIONS = [("grpc.enable_http_proxy", 0)]
 _ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What one gateway says, and the next one need not."""
+_TLS: Final = (
+    ("WRONG_VERSION_NUMBER", "what answers there speaks no TLS: leave out --tls-ca, or choose another --target"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by what --tls-ca trusts, or is not valid"),
+    ("ostname", "its certificate is for another host than the one in --target"),
+    ("Socket closed", "it hangs up at once: it may want TLS (--tls-ca), or a certificate as well (--tls-cert)"),
+)
+"""Signs in the library's words of what is wrong between plaintext and TLS, and what to tell of it."""
 
 
 class Gateway:
     """A connection to one. The generated stubs are untyped: their calls are typed once, in Client."""
 
-    def __init__(self, target: str) -> None:
-        self.channel = grpc.aio.insecure_channel(target, options=OPTIONS)
-        self.inference: Any = inference_pb2_grpc.InferenceStub(self.channel)
-        self.fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)
+    def __init__(self, address: str, access: Access | None) -> None:
+        from gateway.access import OPEN, keyed, open_channel  # here: nothing of a gateway is loaded for --help
+
+        access = access or OPEN
+        self.channel = open_channel(address, access, OPTIONS)
+        channel = keyed(self.channel, access)
+        self.inference: Any = inference_pb2_grpc.InferenceStub(channel)
+        self.fleet: Any = fleet_pb2_grpc.FleetStub(channel)
         self.health: Any = health_pb2_grpc.HealthStub(self.channel)
 
 
@@ -43,8 +56,9 @@ class Client:
     """Asks the gateways that `target` names; an async context manager. What needs no model is asked of the next one
     where one is unavailable, or does not answer in time; answers come from the first."""
 
-    def __init__(self, target: str) -> None:
-        self._gateways = [Gateway(each) for each in targets_of(target)]
+    def __init__(self, target: Target | str) -> None:
+        reached = Target(target) if isinstance(target, str) else target
+        self._gateways = [Gateway(each, reached.access) for each in reached.addresses]
 
     async def __aenter__(self) -> Client:
         return self
@@ -197,6 +211,8 @@ def describe(error: Failed) -> str:
     """One line for people: `UNAVAILABLE: no live worker`."""
     # The library's own words, which name neither the cause nor the cure.
     details = error.details() or "no details"
+    if "failed to connect" in details and (trouble := next((why for sign, why in _TLS if sign in details), "")):
+        return f"UNAVAILABLE: {trouble} ({details})"
     if "failed to connect" in details:
         return f"UNAVAILABLE: nothing answers there; is `octavo up` running, and is --target right? ({details})"
     if details.startswith(("DNS resolution failed", "errors resolving")):

@@ -126,11 +126,6 @@ class FleetConfig:
         ]
 
 
-def targets_of(text: str) -> list[str]:
-    """The gateways that `--target HOST:PORT,HOST:PORT` names. What names none is one, which nobody will find."""
-    return [each for part in text.split(",") if (each := part.strip())] or [text]
-
-
 def usable_cores() -> int:
     """Cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

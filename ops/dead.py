@@ -12,14 +12,15 @@ import grpc.aio
 
 from ops.answer import plain
 from ops.client import Client, describe
-from ops.config import DEFAULT_TARGET, option
 from ops.console import emit, emit_json
+from ops.reach import reaching
 from ops.show import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from octavo.v1 import fleet_pb2
+    from ops.reach import Target
 
 T = TypeVar("T")
 COLUMNS = ("id", "model", "worker", "attempts", "prompt", "died", "reason")
@@ -39,11 +40,7 @@ def asking(function: Callable[..., Any]) -> Callable[..., Any]:
     """Whom to ask, and how to print."""
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        option(
-            "--target",
-            default=DEFAULT_TARGET,
-            help="HOST:PORT of a gateway; of several, with commas: the first that answers.",
-        ),
+        reaching(),
     ):
         function = decorate(function)
     return function
@@ -51,7 +48,7 @@ def asking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command("list")
 @asking
-def show_all(target: str, as_json: bool) -> None:
+def show_all(target: Target, as_json: bool) -> None:
     """List them, the latest first. prompt: how many tokens. died: when it was given up, in UTC."""
     jobs = ask(target, lambda client: client.dead())
     if as_json:
@@ -63,7 +60,7 @@ def show_all(target: str, as_json: bool) -> None:
 @command.command("show")
 @click.argument("request_id", metavar="ID")
 @asking
-def show_one(request_id: str, target: str, as_json: bool) -> None:
+def show_one(request_id: str, target: Target, as_json: bool) -> None:
     """Show all that is known of one, its payload too."""
     if not request_id:
         raise click.BadParameter("must name a dead job; `octavo dead list` lists them", param_hint="ID")
@@ -82,7 +79,7 @@ def show_one(request_id: str, target: str, as_json: bool) -> None:
 @command.command("retry")
 @click.argument("request_id", metavar="ID")
 @asking
-def retry(request_id: str, target: str, as_json: bool) -> None:
+def retry(request_id: str, target: Target, as_json: bool) -> None:
     """Run one again, as a job of a new id that needs no caller."""
     new = ask(target, lambda client: client.retry_dead(request_id))
     if as_json:
@@ -95,7 +92,7 @@ def retry(request_id: str, target: str, as_json: bool) -> None:
 @click.argument("request_id", metavar="[ID]", default="")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @asking
-def drop(request_id: str, everything: bool, target: str, as_json: bool) -> None:
+def drop(request_id: str, everything: bool, target: Target, as_json: bool) -> None:
     """Forget one of them, or all."""
     if everything == bool(request_id):
         raise click.UsageError("give either an ID or --all")
@@ -108,7 +105,7 @@ def drop(request_id: str, everything: bool, target: str, as_json: bool) -> None:
         emit(f"dropped {dropped}")
 
 
-def ask(target: str, question: Callable[[Client], Awaitable[T]]) -> T:
+def ask(target: Target, question: Callable[[Client], Awaitable[T]]) -> T:
     """Asks a gateway; its failure is the command's."""
 
     async def answer() -> T:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from octavo.v1 import fleet_pb2
+    from ops.reach import Target
 
 COLUMNS = (
     *("worker", "held", "stored", "jobs", "waiting", "wait", "prefill", "fetch", "decode", "cost", "verdict"),
@@ -30,7 +31,7 @@ COLUMNS = (
 @click.command("explain")
 @click.argument("request_id", metavar="ID")
 @source_options
-def command(request_id: str, target: str, redis: str, namespace: str, as_json: bool) -> None:
+def command(request_id: str, target: Target, redis: str, namespace: str, as_json: bool) -> None:
     """Show why a job went where it went: every worker that was considered, and what the job found in its cache.
 
     ID is the request's. A job is kept for ten minutes after its end; of decisions, the last thousands of the fleet.
@@ -66,7 +67,7 @@ def fetch(question: Coroutine[Any, Any, fleet_pb2.ExplainResponse | None]) -> fl
     return found
 
 
-async def from_gateway(target: str, request_id: str) -> fleet_pb2.ExplainResponse:
+async def from_gateway(target: Target | str, request_id: str) -> fleet_pb2.ExplainResponse:
     """Raises AioRpcError."""
     async with Client(target) as client:
         return await client.explain(request_id)

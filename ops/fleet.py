@@ -15,6 +15,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import grpc.aio
 import psutil
 
@@ -24,12 +25,14 @@ from ops import precheck
 from ops.child import Child, ChildFailed, LineSink, describe_exit
 from ops.client import Client, describe
 from ops.config import usable_cores
+from ops.reach import Target
 from ops.tasks import all_or_first_error, cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from gateway.access import Access
     from ops.config import FleetConfig
 
 FIRST_PAUSE_S = 0.5
@@ -101,7 +104,9 @@ class Member:
 class Fleet:
     """Processes by kind. `note` takes one line at a time of what the fleet itself has to say."""
 
-    def __init__(self, config: FleetConfig, sink: LineSink, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: FleetConfig, sink: LineSink, note: Callable[[str], None], access: Access | None = None
+    ) -> None:
         self.config = config
         self.redis = config.redis
         self.gateways: list[Member] = []
@@ -110,6 +115,7 @@ class Fleet:
         """Resolves with the reason when the fleet can't go on."""
         self._sink = sink
         self._note = note
+        self._access = access
         self._broker: EmbeddedBroker | None = None
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -215,14 +221,12 @@ class Fleet:
         """A gateway learns of workers and models through the broker, moments after they are ready."""
         wanted = {member.name for member in self.workers}
         deadline = time.monotonic() + SERVED_TIMEOUT_S
-        async with Client(target) as client:
+        async with Client(Target(target, self._access)) as client:
             while True:
                 try:
-                    await client.model()
-                    missing = wanted - {worker.id for worker in await client.workers()}
-                    reason = f"workers not seen: {', '.join(sorted(missing))}" if missing else ""
-                    if not reason and not await client.serves():
-                        reason = "its health service says so"
+                    reason = "" if await client.serves() else "its health service says so"
+                    missing = wanted - await self._seen(client, wanted)
+                    reason = f"workers not seen: {', '.join(sorted(missing))}" if missing else reason
                 except grpc.aio.AioRpcError as error:
                     reason = describe(error)
                 if not reason:
@@ -232,6 +236,16 @@ class Fleet:
                         f"the gateway at {target} serves no model after {SERVED_TIMEOUT_S:g} s ({reason})"
                     )
                 await asyncio.sleep(0.05)
+
+    async def _seen(self, client: Client, wanted: set[str]) -> set[str]:
+        """The workers that a gateway knows; those that it should know, where it tells them to operators alone."""
+        try:
+            await client.model()
+            return {worker.id for worker in await client.workers()}
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                return wanted
+            raise
 
     async def _stop_member(self, member: Member) -> None:
         if not member.child.running:

@@ -19,9 +19,9 @@ from kvstore.ranges import Finite
 from octavo.v1 import inference_pb2
 from ops import ranges
 from ops.answer import Answer
-from ops.config import DEFAULT_TARGET
 from ops.console import unless_interrupted
 from ops.failures import failure
+from ops.reach import DEFAULT, Target
 from ops.streaming import stream, streaming
 
 
@@ -61,8 +61,7 @@ class GenerateConfig:
     """Seconds."""
     patience: float = PATIENCE_S
     """Seconds for which an accepted request is asked for again when gateways fail."""
-    target: str = DEFAULT_TARGET
-    """HOST:PORT of gateways, with commas between them."""
+    target: Target = DEFAULT
 
 
 @click.command("generate")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import http.client
 import re
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from kvstore.ranges import Finite
-from ops.config import DEFAULT_TARGET, option, targets_of
 from ops.console import emit, emit_json
+from ops.reach import reaching
+
+if TYPE_CHECKING:
+    from gateway.access import Access
+    from ops.reach import Target
 
 PROCESS, FLEET, INFERENCE = "", "octavo.v1.Fleet", "octavo.v1.Inference"
 """What a gateway's health service is asked for: each includes what stands before it."""
@@ -32,13 +37,13 @@ class Checked:
 
 
 @click.command("health")
-@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway, or of several, with commas between them.")
+@reaching("HOST:PORT of a gateway, or of several, with commas between them.")
 @click.option("--alive", is_flag=True, help="Ask the gateway only whether its process is alive, workers or not.")
 @click.option("--metrics", default="", help="HOST:PORT of the Prometheus endpoint of a worker or gateway.")
 @click.option("--timeout", type=Finite(min=0.1), default=3.0, show_default=True, help="Seconds, for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print what each said as JSON.")
 @click.pass_context
-def command(context: click.Context, target: str, alive: bool, metrics: str, timeout: float, as_json: bool) -> None:
+def command(context: click.Context, target: Target, alive: bool, metrics: str, timeout: float, as_json: bool) -> None:
     """Ask whether answers can be had from a gateway, that is whether a live worker serves; ask a metrics endpoint; or
     both. Exit 0 when all are well.
 
@@ -47,7 +52,7 @@ def command(context: click.Context, target: str, alive: bool, metrics: str, time
     results: list[Checked] = []
     if not metrics or context.get_parameter_source("target") is ParameterSource.COMMANDLINE:
         service = PROCESS if alive else INFERENCE
-        results += [check_grpc(each, timeout, service) for each in targets_of(target)]
+        results += [check_grpc(each, timeout, service, target.access) for each in target.addresses]
     if metrics:
         results.append(check_metrics(metrics, timeout))
     bad = [each for each in results if not each.healthy]
@@ -63,7 +68,7 @@ def command(context: click.Context, target: str, alive: bool, metrics: str, time
         raise click.ClickException("\n".join(each.line for each in bad))
 
 
-def check_grpc(target: str, timeout: float, service: str) -> Checked:
+def check_grpc(target: str, timeout: float, service: str, access: Access | None = None) -> Checked:
     """What a gateway's health service says of `service`; where that is no good, what it lacks."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -72,7 +77,12 @@ def check_grpc(target: str, timeout: float, service: str) -> Checked:
     from ops.client import describe
 
     # A proxy in the environment is for the outside; and one try is enough, as whoever runs this asks again.
-    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    options, credentials = [("grpc.enable_http_proxy", 0)], access.credentials if access else None
+    with (
+        grpc.insecure_channel(target, options=options)
+        if credentials is None
+        else grpc.secure_channel(target, credentials, options=options)
+    ) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
         def status(name: str) -> str:

@@ -10,23 +10,22 @@ import grpc.aio
 
 from ops.answer import plain
 from ops.client import Client, describe
-from ops.config import DEFAULT_TARGET, option
 from ops.console import emit_json
+from ops.reach import reaching
 from ops.show import print_table
 
 if TYPE_CHECKING:
     from octavo.v1 import fleet_pb2
+    from ops.reach import Target
 
 ENDS = ("finished", "failed", "cancelled", "expired", "dead")
 """What a job may have come to."""
 
 
 @click.command("ledger")
-@option(
-    "--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway; of several, with commas: the first that answers."
-)
+@reaching()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(target: str, as_json: bool) -> None:
+def command(target: Target, as_json: bool) -> None:
     """Show what became of all requests that were ever accepted, and whether that is all of them.
 
     finished: answered. failed: with an error. cancelled: by Cancel, or because the caller left. expired: by their
@@ -50,7 +49,7 @@ def command(target: str, as_json: bool) -> None:
         raise click.ClickException(f"{found.accepted} were accepted, and {counted} are accounted for")
 
 
-async def ask(target: str) -> fleet_pb2.LedgerResponse:
+async def ask(target: Target | str) -> fleet_pb2.LedgerResponse:
     """Raises AioRpcError."""
     async with Client(target) as client:
         return await client.ledger()

@@ -17,13 +17,15 @@ from kvstore.jobs import Jobs
 from kvstore.registry import Registry
 from ops.answer import plain
 from ops.client import Client, describe
-from ops.config import DEFAULT_TARGET, option
+from ops.config import option
 from ops.console import emit_json
+from ops.reach import reaching
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from kvstore.client import Broker
+    from ops.reach import Target
 
 T = TypeVar("T")
 
@@ -42,11 +44,7 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         option("--namespace", default="default", help="With --redis: the fleet's name within it."),
         click.option("--redis", default="", help="Ask Redis itself at this URL: works without any gateway."),
-        option(
-            "--target",
-            default=DEFAULT_TARGET,
-            help="HOST:PORT of a gateway; of several, with commas: the first that answers.",
-        ),
+        reaching(),
     ):
         function = decorate(function)
     return function
@@ -54,7 +52,7 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("queue")
 @source_options
-def queue(target: str, redis: str, namespace: str, as_json: bool) -> None:
+def queue(target: Target, redis: str, namespace: str, as_json: bool) -> None:
     """Show, for each worker, how many jobs wait, how many run, and how old the oldest is.
 
     undelivered: accepted, not yet taken by the worker. pending: taken, not ended.
@@ -69,7 +67,7 @@ def queue(target: str, redis: str, namespace: str, as_json: bool) -> None:
 
 @click.command("workers")
 @source_options
-def workers(target: str, redis: str, namespace: str, as_json: bool) -> None:
+def workers(target: Target, redis: str, namespace: str, as_json: bool) -> None:
     """Show the live workers and what they were doing at their last heartbeat.
 
     free, cached, used: blocks of the worker's pool by state. prefill/s: prompt tokens that it computes in a second, by
@@ -111,13 +109,13 @@ def fetch(rows: Coroutine[Any, Any, list[Row]]) -> list[Row]:
         raise click.ClickException(str(error)) from error
 
 
-async def queues_from_gateway(target: str) -> list[Row]:
+async def queues_from_gateway(target: Target | str) -> list[Row]:
     """Rows of octavo.v1.Queue, by worker."""
     async with Client(target) as client:
         return [plain(queue) for queue in await client.queues()]
 
 
-async def workers_from_gateway(target: str) -> list[Row]:
+async def workers_from_gateway(target: Target | str) -> list[Row]:
     """Rows of octavo.v1.Worker, by id."""
     async with Client(target) as client:
         return [plain(worker) for worker in await client.workers()]

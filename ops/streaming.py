@@ -11,18 +11,20 @@ import click
 import grpc
 import grpc.aio
 
+from gateway.access import OPEN
 from gateway.client import PATIENCE_S, BrokenStream, Client
 from kvstore.ranges import Finite
 from ops import answer as answers
 from ops.client import describe
-from ops.config import DEFAULT_TARGET, option, targets_of
 from ops.printer import Printer
+from ops.reach import reaching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from octavo.v1 import inference_pb2
     from ops.answer import Answer
+    from ops.reach import Target
 
     Ask = Callable[[Client], AsyncGenerator[inference_pb2.GenerateResponse, None]]
     Tell = Callable[[grpc.aio.AioRpcError, bool | None], str]
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 def streaming(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a command that streams an answer: whom to ask, and for how long."""
     for decorate in (
-        option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway; of several, with commas between."),
+        reaching("HOST:PORT of a gateway; of several, with commas between."),
         click.option(
             "--patience",
             type=Finite(min=0),
@@ -44,7 +46,7 @@ def streaming(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-async def stream(ask: Ask, tell: Tell, answer: Answer, *, target: str, patience: float, as_json: bool) -> Answer:
+async def stream(ask: Ask, tell: Tell, answer: Answer, *, target: Target, patience: float, as_json: bool) -> Answer:
     """Takes what comes of a call into the answer, and shows it. What no gateway takes is asked for once at each.
 
     `tell` says for people how a call has failed. It gets whether a gateway heard of the request's cancellation, where
@@ -57,18 +59,21 @@ async def stream(ask: Ask, tell: Tell, answer: Answer, *, target: str, patience:
     farewells: list[bool] = []
 
     def trouble(error: grpc.aio.AioRpcError) -> None:
-        printer.aside(f"no gateway at {target} goes on ({describe(error)}); trying for {patience:g} s, see --patience")
+        printer.aside(
+            f"no gateway at {target.text} goes on ({describe(error)}); trying for {patience:g} s, see --patience"
+        )
 
     started = time.monotonic()
     try:
         try:
             async with (
                 Client(
-                    targets_of(target),
+                    target.addresses,
                     patience_s=patience,
                     accept_s=0.0,
                     on_farewell=lambda _, told: farewells.append(told),
                     on_trouble=trouble,
+                    access=target.access or OPEN,
                 ) as client,
                 aclosing(ask(client)) as responses,
             ):

@@ -22,8 +22,9 @@ from kvstore.registry import Registry
 from kvstore.translation import shown_url
 from ops.answer import plain
 from ops.client import Client, describe
-from ops.config import DEFAULT_TARGET, option, targets_of
+from ops.config import option
 from ops.console import Interrupts, emit_json
+from ops.reach import Target, reaching
 from ops.show import UNCUT
 from ops.tasks import first_of
 from ops.top_figures import Snapshot, follow, view
@@ -57,13 +58,14 @@ class Source(Protocol):
 class Gateway:
     """A gateway's Fleet service."""
 
-    def __init__(self, target: str) -> None:
-        self.name = target
+    def __init__(self, target: Target) -> None:
+        self.name = target.text
+        self._target = target
         self._client: Client | None = None
 
     async def read(self) -> Snapshot:
         # A new channel after each failure: an old one waits longer and longer before it looks for its server again.
-        client = self._client = self._client or Client(self.name)
+        client = self._client = self._client or Client(self._target)
         async with asyncio.timeout(READ_S):
             workers, queues, ledger = await asyncio.gather(client.workers(), client.queues(), client.ledger())
         return Snapshot([plain(each) for each in workers], [plain(each) for each in queues], plain(ledger))
@@ -156,13 +158,13 @@ class Looks:
 
 
 @click.command("top")
-@option("--target", default=DEFAULT_TARGET, help="HOST:PORT of a gateway; of several, with commas between.")
+@reaching("HOST:PORT of a gateway; of several, with commas between.")
 @click.option("--redis", default="", help="Ask Redis itself at this URL: works without any gateway.")
 @option("--namespace", default="default", help="With --redis: the fleet's name within it.")
 @click.option("--interval", type=Finite(min=0.1), default=1.0, show_default=True, help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Print once and end; so it is where the output is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, once.")
-def command(target: str, redis: str, namespace: str, interval: float, once: bool, as_json: bool) -> None:
+def command(target: Target, redis: str, namespace: str, interval: float, once: bool, as_json: bool) -> None:
     """Show the fleet as it works, until Ctrl-C.
 
     run: sequences that run, and how many may. wait: sequences in the worker that wait. queue: jobs in its stream, not
@@ -170,7 +172,9 @@ def command(target: str, redis: str, namespace: str, interval: float, once: bool
     output. computed/s: all tokens that go through the model. step: mean time of a step. busy: share of the time in
     steps. beat: age of the last heartbeat. Rates are of the time between a worker's last two heartbeats.
     """
-    sources: list[Source] = [Redis(redis, namespace)] if redis else [Gateway(each) for each in targets_of(target)]
+    sources: list[Source] = (
+        [Redis(redis, namespace)] if redis else [Gateway(Target(each, target.access)) for each in target.addresses]
+    )
     if once or as_json or not sys.stdout.isatty() or Console().is_dumb_terminal:
         shown = asyncio.run(settled(sources))
         if as_json:

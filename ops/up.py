@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,12 +13,17 @@ from ops.child import ChildFailed
 from ops.config import FleetConfig, fleet_config, fleet_options
 from ops.console import INTERRUPTED, Interrupts, emit, note, pass_on
 from ops.fleet import Fleet
+from ops.reach import access_options
 from ops.tasks import first_of
+
+if TYPE_CHECKING:
+    from gateway.access import Access
 
 
 @click.command("up")
 @fleet_options(workers=1, grpc_port=50051)
-def command(**values: Any) -> None:
+@access_options("--client-cert", "--client-key")
+def command(access: Access, **values: Any) -> None:
     """Run a whole fleet in the foreground: broker, gateways, workers.
 
     Prints one line `ready {json}` with the addresses on stdout; everything else goes to stderr. Ctrl-C (or SIGTERM)
@@ -26,20 +31,20 @@ def command(**values: Any) -> None:
     everything at once. A gateway or worker that dies is started again.
 
     Other settings of gateways and workers are theirs by OCTAVO_* variables: see octavo gateway --help and octavo worker
-    --help.
+    --help. --tls-ca and the like are for this command's own look at its gateways: whether they serve.
     """
     try:
-        code = asyncio.run(run(fleet_config(values)))
+        code = asyncio.run(run(fleet_config(values), access))
     except (ChildFailed, KvError) as error:
         raise click.ClickException(str(error)) from error
     if code:
         raise SystemExit(code)
 
 
-async def run(config: FleetConfig) -> int:
+async def run(config: FleetConfig, access: Access | None = None) -> int:
     """Starts the fleet and stays until it is told to end. Returns the exit status."""
     interrupts = Interrupts().install()
-    fleet = Fleet(config, pass_on, note)
+    fleet = Fleet(config, pass_on, note, access)
     what = f"{config.workers} worker(s) and {config.gateways} gateway(s)"
     starting = asyncio.create_task(fleet.start(lambda: note(f"starting {what}")))
     await first_of(asyncio.wait([starting]), interrupts.first.wait())

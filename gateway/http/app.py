@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from gateway.admission import REQUEST_ID
 from gateway.errors import shown, status_of
 from gateway.http import translate
 from gateway.http.context import HttpContext
@@ -23,6 +22,7 @@ from gateway.http.fields import ChatFields, CompletionFields
 from gateway.http.problems import Failed, Problem, problem_of
 from gateway.rpc import Method, guarded
 from kvstore.limits import MAX_REQUEST_ID
+from kvstore.tenants import REQUEST_ID
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Api:
         self._registry = registry
         self._serves = serves
         self._since = int(time.time())
-        self._get_model = guarded(Method(inference_pb2.GetModelRequest, backend.service.get_model))
+        self._get_model = guarded(Method(inference_pb2.GetModelRequest, backend.service.get_model), backend.doorman)
 
     def app(self) -> FastAPI:
         """The application, with its documentation at /docs."""
@@ -78,14 +78,24 @@ class Api:
         ):
             content = {"application/json": {"schema": {"$ref": _SCHEMAS.format(model=kind.__name__)}}}
             extra = {"requestBody": {"required": True, "content": content}}
-            app.post(path, response_model=None, openapi_extra=extra)(_told(endpoint))
-        app.get("/v1/models", response_model=None)(_told(self.models))
-        app.get("/v1/models/{name:path}", response_model=None)(_told(self.model))
+            app.post(path, response_model=None, openapi_extra=extra)(self._keyed(endpoint))
+        app.get("/v1/models", response_model=None)(self._keyed(self.models))
+        app.get("/v1/models/{name:path}", response_model=None)(self._keyed(self.model))
         app.get("/health", response_model=None)(self.health)
-        app.get("/metrics", response_model=None)(self.metrics)
+        app.get("/metrics", response_model=None)(_told(self.metrics))
         app.add_exception_handler(HTTPException, _of_framework)
         app.add_exception_handler(RequestValidationError, _of_framework)
         return app
+
+    def _keyed(self, endpoint: Endpoint) -> Endpoint:
+        """For those who have a key: before anything of the request but its head is read."""
+
+        @wraps(endpoint)
+        async def answer(request: Request, **path: str) -> Response:
+            self._backend.doorman.caller(_metadata(request))
+            return await endpoint(request=request, **path)
+
+        return _told(answer)
 
     async def completions(self, request: Request) -> Response:
         """OpenAI's completions."""
@@ -132,7 +142,9 @@ class Api:
         return _json_response({"status": "ok" if serves else "unavailable"}, 200 if serves else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus: what the gateway's metrics port shows as well."""
+        """For Prometheus: what the gateway's metrics port shows as well. Where keys are in use, for operators: unlike
+        that port, this one is meant for callers."""
+        self._backend.doorman.operator(_metadata(request))
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         body = await self._backend.bodies.run(lambda: encode(self._registry), large=True)
         return Response(body, headers={"content-type": kind})

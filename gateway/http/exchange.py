@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from gateway.auth import Caller, Doorman
     from gateway.http.bodies import Bodies
     from gateway.http.context import Metadata
     from gateway.http.translate import Wanted
@@ -45,6 +46,7 @@ class Backend:
     """What answers come from."""
 
     service: InferenceService
+    doorman: Doorman
     models: Models
     tokenizers: TokenizerPool
     bodies: Bodies
@@ -119,10 +121,12 @@ class Exchange(Response):
             request.request_id = self._named if len(self._wanted.requests) == 1 else f"{self._named}.{number}"
         context = HttpContext(self._metadata, partial(self._write, number), chat=self._wanted.chat)
         # The same way in as by gRPC, bytes and all: what is checked there is checked here.
-        call = guarded(Method(inference_pb2.GenerateRequest, partial(self._generate, number)))
+        call = guarded(Method(inference_pb2.GenerateRequest, partial(self._generate, number)), self._backend.doorman)
         await call(request.SerializeToString(), context)
 
-    async def _generate(self, number: int, request: inference_pb2.GenerateRequest, context: Any) -> None:
+    async def _generate(
+        self, number: int, request: inference_pb2.GenerateRequest, context: Any, caller: Caller
+    ) -> None:
         wanted = self._wanted
         if wanted.echo or wanted.logprobs or wanted.tools or not request.model:
             served = await self._backend.models.find(request.model)
@@ -133,7 +137,7 @@ class Exchange(Response):
                 _check_calls(served)
             if wanted.echo:
                 await self._prepare_echo(number, request, served)
-        await self._backend.service.generate(request, context)
+        await self._backend.service.generate(request, context, caller)
 
     async def _prepare_echo(self, number: int, request: inference_pb2.GenerateRequest, served: Served) -> None:
         text, ids = request.text, request.token_ids.ids

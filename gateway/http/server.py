@@ -13,13 +13,15 @@ from gateway.config import MAX_BODY_BYTES, address
 from gateway.http.app import Api
 from gateway.http.bodies import Bodies
 from gateway.http.exchange import Backend
-from gateway.http.protocol import Protocol
+from gateway.http.protocol import HEAD_S, Protocol
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from gateway.auth import Doorman
     from gateway.metrics import Metrics
     from gateway.models import Models
     from gateway.service import InferenceService
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S: Final = 75
 """How long a connection may be idle: longer than the minute after which proxies let go of theirs."""
+GOODBYE_S: Final = 5.0
+"""How long a client may take to say that it has seen the end of a TLS connection."""
 PROBES: Final = (
     # A client whose host died sends nothing: probes find out, and its jobs are ended. As by gRPC, after half a minute.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -43,18 +47,19 @@ class HttpServer:
         self,
         *,
         service: InferenceService,
+        doorman: Doorman,
         models: Models,
         tokenizers: TokenizerPool,
         metrics: Metrics,
         serves: Callable[[], bool],
     ) -> None:
         self._bodies = Bodies(MAX_BODY_BYTES)
-        backend = Backend(service, models, tokenizers, self._bodies)
+        backend = Backend(service, doorman, models, tokenizers, self._bodies)
         self._app = _Counted(Api(backend, metrics.registry, serves).app(), metrics)
         self._state = ServerState()
 
-    async def start(self, host: str, port: int) -> str:
-        """Its HOST:PORT. Raises OSError for a port that can't be listened on."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
+        """Its HOST:PORT. ``tls``: None for plaintext. Raises OSError for a port that can't be listened on."""
         config = Config(
             self._app,
             http=Protocol,
@@ -74,7 +79,14 @@ class HttpServer:
         def connect() -> Protocol:
             return Protocol(config, self._state, {})
 
-        self._server = await asyncio.get_running_loop().create_server(connect, host, port)
+        self._server = await asyncio.get_running_loop().create_server(
+            connect,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=HEAD_S if tls else None,
+            ssl_shutdown_timeout=GOODBYE_S if tls else None,
+        )
         for each in self._server.sockets:
             for probe in PROBES:  # which the connections inherit
                 each.setsockopt(*probe)

@@ -56,6 +56,7 @@ def spent() -> Parts:
 def gateway() -> CollectorRegistry:
     metrics = Metrics()
     metrics.watch_broker(spent())
+    metrics.watch_door(lambda: 0)
     metrics.watch_breaker(lambda: 0)
     metrics.watch_index(lambda: Index.EXACT)
     metrics.watch_relay(lambda: 0, lambda: 0)

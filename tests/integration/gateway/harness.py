@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from gateway.access import OPEN, Access, keyed, open_channel
 from gateway.config import GatewayConfig
 from gateway.server import Gateway
 from kvstore.client import BrokerConfig, connect
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 class Client:
     """Typed calls to one gateway."""
 
-    def __init__(self, target: str) -> None:
-        self.channel = grpc.aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
-        inference: Any = inference_pb2_grpc.InferenceStub(self.channel)
-        fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)
+    def __init__(self, target: str, access: Access = OPEN) -> None:
+        self.channel = open_channel(target, access, [("grpc.enable_http_proxy", 0)])
+        channel = keyed(self.channel, access)
+        inference: Any = inference_pb2_grpc.InferenceStub(channel)
+        fleet: Any = fleet_pb2_grpc.FleetStub(channel)
         self.generate = inference.Generate
         self.attach = inference.Attach
         self.cancel = inference.Cancel

@@ -10,6 +10,7 @@ import httpx2
 import openai
 
 if TYPE_CHECKING:
+    import ssl
     from types import TracebackType
 
     from gateway.server import Gateway, Ready
@@ -18,17 +19,21 @@ if TYPE_CHECKING:
 class HttpClient:
     """Of one gateway. Nothing is tried again."""
 
-    def __init__(self, gateway: Gateway, ready: Ready) -> None:
+    def __init__(
+        self, gateway: Gateway, ready: Ready, *, api_key: str = "secret", tls: ssl.SSLContext | None = None
+    ) -> None:
+        """``api_key``: OpenAI's client sends it, the plain one does not."""
         assert ready.http is not None
         self.gateway = gateway
         self.ready = ready
-        self.base_url = f"http://{ready.http}/v1"
-        self.plain = httpx2.AsyncClient(base_url=f"http://{ready.http}", trust_env=False, timeout=20)
+        self.base_url = f"{'https' if tls else 'http'}://{ready.http}/v1"
+        settings: dict[str, Any] = {"trust_env": False, "timeout": 20, "verify": tls or True}
+        self.plain = httpx2.AsyncClient(base_url=self.base_url.removesuffix("/v1"), **settings)
         self.openai = openai.AsyncOpenAI(
             base_url=self.base_url,
-            api_key="secret",
+            api_key=api_key,
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, timeout=20),
+            http_client=openai.DefaultAsyncHttpxClient(**settings),
         )
 
     async def __aenter__(self) -> HttpClient:

@@ -276,9 +276,9 @@ async def test_what_a_client_is_goes_the_way_of_grpcs_metadata(
     seen: list[dict[str, str]] = []
     generate = http.gateway._inference.generate
 
-    async def spy(request: Any, context: Any) -> None:
+    async def spy(request: Any, context: Any, caller: Any) -> None:
         seen.append(dict(context.invocation_metadata()))
-        await generate(request, context)
+        await generate(request, context, caller)
 
     monkeypatch.setattr(http.gateway._inference, "generate", spy)
     worker.serve()

@@ -210,7 +210,7 @@ async def test_a_start_that_fails_says_why(broker: Broker) -> None:
             ("--redis", f"redis://127.0.0.1:{port}/0", "--grpc-port", port),
             ("--redis", f"redis://127.0.0.1:{port}/0", "--metrics-port", port),
             ("--redis", f"redis://127.0.0.1:{port}/0", "--http-port", port),
-            ("--redis", url, "--host", "192.0.2.1"),
+            ("--redis", url, "--host", "192.0.2.1", "--insecure"),
             ("--redis", url.replace("redis://", "redis://:secret@")),
             ("--redis", "nonsense"),
         )

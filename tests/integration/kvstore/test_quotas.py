@@ -86,7 +86,7 @@ async def by_nobody_being_there(stage: Stage, worker: WorkerInfo) -> None:
 
 async def by_killing_workers(stage: Stage, worker: WorkerInfo) -> None:
     await stage.claim(worker)
-    await stage.broker.call("HSET", stage.broker.keys.job("acme/a"), "deaths", 2)
+    await stage.broker.call("HSET", stage.broker.keys.job("acme/a"), "deaths", 2, "fruitless", 2)
     await settled(stage.broker)
     await stage.perish(worker)
     assert await stage.rehome(None) == {"acme/a": Rehomed.DEAD}

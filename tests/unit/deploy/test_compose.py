@@ -81,6 +81,12 @@ def test_who_looks_at_grafana_can_not_log_in(compose: dict[str, Any]) -> None:
     assert told["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
 
 
+def test_what_is_insecure_is_on_loopback_alone(compose: dict[str, Any]) -> None:
+    gateway = compose["services"]["gateway"]
+    assert gateway["environment"]["OCTAVO_INSECURE"] == "1"
+    assert all(port.startswith("127.0.0.1:") for port in gateway["ports"])
+
+
 def test_prometheus_meets_the_others_on_one_network(compose: dict[str, Any]) -> None:
     networks = {name: set(service["networks"]) for name, service in compose["services"].items()}
     for scraped in ("gateway", "worker"):

@@ -211,17 +211,17 @@ async def test_a_client_without_gateways_is_none() -> None:
 
 
 def test_it_can_be_taken_along() -> None:
-    """It needs grpc and the protocol; of ours, the three files alone."""
+    """It needs grpc and the protocol; of ours, the four files alone."""
     root = Path(__file__).parents[3]
     used = set()
-    for name in ("client", "asking", "merged"):
+    for name in ("client", "access", "asking", "merged"):
         for node in ast.walk(ast.parse((root / "gateway" / f"{name}.py").read_text())):
             if isinstance(node, ast.Import):
                 used |= {each.name for each in node.names}
             elif isinstance(node, ast.ImportFrom):
                 used.add(str(node.module))
     foreign = {name for name in used if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert foreign == {"grpc", "grpc.aio", "octavo.v1", "gateway.asking", "gateway.merged"}
+    assert foreign == {"grpc", "grpc.aio", "octavo.v1", "gateway.access", "gateway.asking", "gateway.merged"}
     code = "import sys, gateway.client; print(*{name.partition('.')[0] for name in sys.modules})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
     assert not {"torch", "redis", "click", "kvstore", "worker", "tokenizers"} & set(ran.stdout.split())

@@ -68,6 +68,8 @@ TABLE = [
         kv.BrokerAuth("user x"),
         Status(Code.UNAVAILABLE, "the broker refuses access; whoever runs this must allow it", 1000),
     ),
+    (errors.Unauthenticated("no key"), Status(Code.UNAUTHENTICATED, "no key")),
+    (errors.Forbidden("not yours"), Status(Code.PERMISSION_DENIED, "not yours")),
     (errors.JobFailed(job_pb2.FAILURE_INVALID, "bad"), Status(Code.INVALID_ARGUMENT, "bad")),
     (errors.JobFailed(job_pb2.FAILURE_EXHAUSTED, "no room"), Status(Code.RESOURCE_EXHAUSTED, "no room", 1000)),
     (errors.JobFailed(job_pb2.FAILURE_UNAVAILABLE, "w died"), Status(Code.UNAVAILABLE, "w died", 1000)),

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory
 
+from gateway.auth import Doorman
 from gateway.config import MAX_REQUEST_BYTES
 from gateway.dispatch import milliseconds
 from gateway.errors import AdmissionError, DeadlinePassed, Status
@@ -101,7 +102,7 @@ def test_parse() -> None:
 def test_a_service_must_have_all_its_methods() -> None:
     service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     with pytest.raises(ValueError, match=r"octavo.v1.Fleet has methods \['DropDead', .*'RetryDead'\], not"):
-        service_handler(service, {"ListWorkers": Method(fleet_pb2.ListWorkersRequest, Context().abort)})
+        service_handler(service, {"ListWorkers": Method(fleet_pb2.ListWorkersRequest, Context().abort)}, Doorman())
 
 
 def test_the_digest_is_of_all_but_the_id_and_the_caller() -> None:

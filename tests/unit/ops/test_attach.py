@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gateway.access import OPEN
 from gateway.stream import CALL_AGAIN
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import Chunk, GenerateResponse
@@ -27,7 +28,7 @@ def test_it_looks_on_from_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     ran = run_attach(monkeypatch, service, "r", "--after", "2", "--target", "a:1,b:2", "--patience", "5")
     assert (ran.exit_code, ran.stdout) == (0, "Hi there\n")
     assert service.attached == [("r", {0: 2}, True)]
-    assert (service.targets, service.settings) == (["a:1", "b:2"], {"patience_s": 5.0, "accept_s": 0.0})
+    assert (service.targets, service.settings) == (["a:1", "b:2"], {"patience_s": 5.0, "accept_s": 0.0, "access": OPEN})
 
 
 def test_json_is_that_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from gateway.__main__ import command as gateway_command
 from gateway.router import Policy
 from ops.cli import main
-from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options, targets_of
+from ops.config import POLICIES, FleetConfig, fleet_config, fleet_options
+from ops.reach import Target
 from worker.__main__ import command as worker_command
 
 
@@ -157,4 +158,4 @@ def test_a_place_for_pages_that_is_none_is_refused_by_the_fleet() -> None:
     [("a:1", ["a:1"]), ("a:1,b:2", ["a:1", "b:2"]), (" a:1 , ,b:2,", ["a:1", "b:2"]), ("", [""]), (",", [","])],
 )
 def test_gateways_are_named_with_commas_between_them(text: str, targets: list[str]) -> None:
-    assert targets_of(text) == targets
+    assert Target(text).addresses == targets

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway import admission
+from gateway.access import OPEN
 from gateway.errors import AdmissionError
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import (
@@ -85,7 +86,10 @@ def test_every_option_reaches_the_request(monkeypatch: pytest.MonkeyPatch) -> No
     service = Service(response(*ends))
     ran = run(monkeypatch, service, *options.split())
     assert ran.exit_code == 0, ran.output
-    assert (service.targets, service.settings) == (["there:1", "here:2"], {"patience_s": 5.0, "accept_s": 0.0})
+    assert (service.targets, service.settings) == (
+        ["there:1", "here:2"],
+        {"patience_s": 5.0, "accept_s": 0.0, "access": OPEN},
+    )
     (request,) = service.requests
     assert [(each.role, each.content) for each in request.chat.messages] == [("system", "s"), ("user", "p")]
     request.ClearField("chat")

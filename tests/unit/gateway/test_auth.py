@@ -1,0 +1,101 @@
+"""Who calls, by what the call carries."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from gateway.auth import ANYBODY, Caller, Doorman, bearer_of
+from gateway.errors import Forbidden, Unauthenticated, lookup
+from kvstore.api_keys import ApiKey, digest_of, entry_of, limits_of
+from kvstore.errors import KeysDamaged, OverQuota
+from kvstore.key_file import KeyFile
+from kvstore.tenants import Quota
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def carrying(key: str) -> tuple[tuple[str, str], ...]:
+    return (("user-agent", "test"), ("authorization", f"Bearer {key}"))
+
+
+@pytest.mark.parametrize("value", ["Bearer k1", "bearer k1", "BEARER  k1 ", b"Bearer k1"])
+def test_the_key_of_a_call(value: str | bytes) -> None:
+    assert bearer_of([("Authorization", value)]) == "k1"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([], "an API key is needed: send 'authorization: Bearer KEY', as metadata by gRPC, as a header by HTTP"),
+        (["k1"], "the authorization carries no API key"),
+        (["Basic k1"], "the authorization carries no API key"),
+        (["Bearer "], "the authorization carries no API key"),
+        (["Bearer k1", "Bearer k2"], "2 authorizations came with the call"),
+    ],
+)
+def test_a_call_without_a_key(values: list[str], told: str) -> None:
+    with pytest.raises(Unauthenticated, match=f"^{re.escape(told)}"):
+        bearer_of([("authorization", value) for value in values])
+
+
+async def test_where_no_keys_are_in_use_everybody_may_do_everything() -> None:
+    doorman = Doorman()
+    await doorman.look()
+    assert doorman.caller(()) is doorman.caller(carrying("k1")) is doorman.caller(None) is ANYBODY
+    assert Caller("", Quota(), operator=True) == ANYBODY
+    assert doorman.operator(()) is ANYBODY
+    assert doorman.refused == 0
+
+
+async def test_what_changes_holds_with_the_next_look(tmp_path: Path) -> None:
+    store = KeyFile(tmp_path / "keys")
+    key, boss = ApiKey(digest_of("k1"), "acme"), ApiKey(digest_of("k2"), "house", operator=True)
+    await store.put(entry_of(key) | entry_of(boss))
+    doorman = Doorman(store)
+    await doorman.look()
+    assert doorman.caller(carrying("k1")) == Caller("acme", Quota(), operator=False)
+    assert doorman.caller(carrying("k2")) == Caller("house", Quota(), operator=True)
+    for unknown in ("k3", "k", ""):
+        with pytest.raises(Unauthenticated):
+            doorman.caller(carrying(unknown))
+    assert doorman.refused == 3
+    assert doorman.operator(carrying("k2")).tenant == "house"
+    with pytest.raises(Forbidden, match="this call is for operators"):
+        doorman.operator(carrying("k1"))
+    await store.put({key.digest: None, **limits_of("house", Quota(concurrency=1))})
+    await doorman.look()
+    with pytest.raises(Unauthenticated, match=r"^the API key is not known: it is wrong, or was revoked$"):
+        doorman.caller(carrying("k1"))
+    assert doorman.caller(carrying("k2")).quota == Quota(concurrency=1)
+
+
+async def test_keys_that_can_not_be_read_hold_on(tmp_path: Path) -> None:
+    store = KeyFile(tmp_path / "keys")
+    await store.put(entry_of(ApiKey(digest_of("k1"), "acme")))
+    doorman = Doorman(store)
+    await doorman.look()
+    (tmp_path / "keys").write_text("{")
+    with pytest.raises(KeysDamaged):
+        await doorman.look()
+    assert doorman.caller(carrying("k1")).tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "retry_after_ms"),
+    [
+        (Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED, None),
+        (Forbidden("x"), grpc.StatusCode.PERMISSION_DENIED, None),
+        (OverQuota("requests", 4, 3, 250), grpc.StatusCode.RESOURCE_EXHAUSTED, 250),
+        (OverQuota("jobs", 4, 3, 0), grpc.StatusCode.RESOURCE_EXHAUSTED, 1000),
+        (OverQuota("tokens", 40, 30, None), grpc.StatusCode.RESOURCE_EXHAUSTED, None),
+    ],
+)
+def test_what_a_refused_caller_is_told(error: Exception, code: grpc.StatusCode, retry_after_ms: int | None) -> None:
+    status = lookup(error)
+    assert status is not None
+    assert (status.code, status.retry_after_ms) == (code, retry_after_ms)
