@@ -124,13 +124,14 @@ class Broker:
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Runs ``lua/<name>.lua``, which must be idempotent: it is sent again after a lost reply."""
         script = self._scripts[name]
+        by_name, whole = ("EVALSHA_RO", "EVAL_RO") if script.reads else ("EVALSHA", "EVAL")
 
         async def run() -> Any:
             try:
-                return await execute(self.commands, "EVALSHA", script.sha1, len(keys), *keys, *args)
+                return await execute(self.commands, by_name, script.sha1, len(keys), *keys, *args)
             except NoScriptError:
                 # A restarted or flushed server. EVAL loads it again for all later calls.
-                return await execute(self.commands, "EVAL", script.source, len(keys), *keys, *args)
+                return await execute(self.commands, whole, script.source, len(keys), *keys, *args)
 
         try:
             return await self._attempts(name, run, retry=True)

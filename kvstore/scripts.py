@@ -17,6 +17,8 @@ class Script:
 
     source: str
     sha1: str
+    reads: bool
+    """It writes nothing, so that users may run it who may only read its keys."""
 
 
 def load_scripts() -> dict[str, Script]:
@@ -35,5 +37,5 @@ def load_scripts() -> dict[str, Script]:
         source = f"{flags}\n{shared}\n{body}"
         # SHA-1 is how the server names scripts; nothing depends on its strength.
         sha1 = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        scripts[file.name.removesuffix(".lua")] = Script(source, sha1)
+        scripts[file.name.removesuffix(".lua")] = Script(source, sha1, "no-writes" in flags)
     return scripts

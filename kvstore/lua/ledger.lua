@@ -1,4 +1,4 @@
-#!lua flags=allow-oom
+#!lua flags=allow-oom,no-writes
 -- Reads what became of all jobs that were ever accepted.
 --
 -- KEYS 1 ledger   2 workers

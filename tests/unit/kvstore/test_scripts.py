@@ -18,7 +18,8 @@ def test_flags_first_then_what_it_is(name: str) -> None:
     """Only submit may be refused by a full server: what it would start is not running yet."""
     source = (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
     flags, first = source.split("\n")[:2]
-    assert flags == ("#!lua" if name == "submit" else "#!lua flags=allow-oom")
+    others = "#!lua flags=allow-oom,no-writes" if name == "ledger" else "#!lua flags=allow-oom"
+    assert flags == ("#!lua" if name == "submit" else others)
     assert first.startswith("-- ")
     head = re.match(r"#!lua.*\n((?:--.*\n)+)", source)
     assert head is not None
