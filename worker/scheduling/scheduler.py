@@ -7,9 +7,9 @@ one budget of tokens among them:
 2. the others, running or waiting, get as large a chunk as is left, best standing first. Beside streams they get at most
    ``chunk_tokens`` in all, which bounds how long a step, and so a stream, takes.
 
-**Standing** is the step of arrival, less 16 for each unit of priority; then the order of arrival. It never changes. So
-priority ages: a sequence is overtaken only by those that arrive within 16 steps for each unit of their higher priority,
-and nobody starves.
+**Standing** is the step of arrival (a tenant's sequence counts as arrived when ``worker.scheduling.shares`` says), less
+16 for each unit of priority; then the order of arrival. It never changes. So priority ages: a sequence is overtaken
+only by those that count as arrived within 16 steps for each unit of their higher priority, and nobody starves.
 
 **When the pool is full**, the running sequence with the worst standing gives up its blocks and waits again in its old
 place; it recomputes prompt and output later. The best never does, so there is always progress. And recomputes are
@@ -30,6 +30,7 @@ from worker.scheduling.admission import Admission, Admissions
 from worker.scheduling.block import IntegrityError
 from worker.scheduling.line import Announcements, Line
 from worker.scheduling.plan import LOGIT_ROWS, Plan, Schedule, Scheduled
+from worker.scheduling.shares import Shares
 from worker.scheduling.tables import Tables
 from worker.sequence import Sequence, Status
 
@@ -87,6 +88,7 @@ class Scheduler:
         self.prefix_hit = 0
         self._admitted: list[str] = []
         announcements = Announcements()
+        self._shares = Shares(token_budget, self.max_running)
         self._tables = Tables(pool, announcements)
         self._admissions = Admissions(pool, self.running, self.waiting, announcements, self.max_running)
         self._most_tokens = token_budget
@@ -103,7 +105,7 @@ class Scheduler:
                 f"for the context is {self.context_length}",
                 limit,
             )
-        virtual_arrival = self._steps - AGE_STEPS * sequence.request.priority
+        virtual_arrival = self._shares.arrive(sequence, self._steps) - AGE_STEPS * sequence.request.priority
         sequence.standing = (virtual_arrival, self._arrivals, sequence.choice)
         self._arrivals += 1
         self._line_up(sequence)
@@ -148,6 +150,8 @@ class Scheduler:
             self._tables.give_back(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+        if sequence.status is not Status.FINISHED:
+            self._shares.leave(sequence)
         sequence.status = Status.FINISHED
 
     def fork(self, parent: Sequence, choices: Iterable[int]) -> list[Sequence]:
@@ -255,6 +259,7 @@ class Scheduler:
     def _count_hits(self, sequence: Sequence) -> None:
         # Only at the first admission: what a recompute finds is the sequence's own work, no saving to speak of.
         if sequence.cached_tokens is None:
+            self._shares.begin(sequence)
             sequence.cached_tokens = sequence.num_computed
             self._admitted.append(sequence.request.request_id)
             if not sequence.unscored:

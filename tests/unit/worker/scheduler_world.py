@@ -98,6 +98,7 @@ class World:
         n: int = 1,
         salt: str = "",
         scored: bool = False,
+        tenant: str = "",
     ) -> Sequence:
         request = Request(
             f"r{len(self._nodes)}.{len(self.live)}",
@@ -108,6 +109,7 @@ class World:
             n=n,
             priority=priority,
             prompt_logprobs=0 if scored else None,
+            tenant=tenant,
         )
         sequence = Sequence(request, root=root("world", self.block_size, salt), block_size=self.block_size)
         self.scheduler.add(sequence)

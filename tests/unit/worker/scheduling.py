@@ -49,16 +49,19 @@ def sequence(
     n: int = 1,
     scored: bool = False,
     block_size: int = BS,
+    tenant: str = "",
+    max_tokens: int = 100,
 ) -> Sequence:
     request = Request(
         name,
         tuple(prompt),
         SamplingParams(),
-        StopParams(max_tokens=100),
+        StopParams(max_tokens=max_tokens),
         salt=salt,
         n=n,
         priority=priority,
         prompt_logprobs=0 if scored else None,
+        tenant=tenant,
     )
     return Sequence(request, root=root("model", block_size, salt), block_size=block_size)
 
