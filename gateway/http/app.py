@@ -49,7 +49,10 @@ class _App(FastAPI):
         _, found = models_json_schema(
             [(CompletionFields, "validation"), (ChatFields, "validation")], ref_template=_SCHEMAS
         )
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        components = schema.setdefault("components", {})
+        components.setdefault("schemas", {}).update(found["$defs"])
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"key": []}, {}]  # or none, where none are in use
         return schema
 
 

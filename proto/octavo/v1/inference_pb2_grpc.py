@@ -68,7 +68,8 @@ class InferenceServicer:
         terminal chunk: the request itself may go on, and a call with the same request_id and payload attaches to it.
 
         Status codes: INVALID_ARGUMENT (the message names the field, the value and the limit), NOT_FOUND (no such model),
-        ALREADY_EXISTS (the request_id is taken by another payload), RESOURCE_EXHAUSTED (queues are full; try again later),
+        ALREADY_EXISTS (the request_id is taken by another payload), RESOURCE_EXHAUSTED (queues are full, or its tenant is above
+        a limit; try again later), UNAUTHENTICATED (API keys are in use, and the call carries none that holds),
         UNAVAILABLE (no live worker, or the worker died), DEADLINE_EXCEEDED, CANCELLED, DATA_LOSS (the broker lost the job,
         and run anew it gave another answer than the caller had a part of).
         """

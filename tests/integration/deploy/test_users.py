@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -15,15 +12,15 @@ import pytest
 from gateway.access import Access
 from kvstore import stealing
 from kvstore.api_keys import ApiKey, RedisKeys, digest_of, entry_of, limits_of
-from kvstore.client import Broker, BrokerConfig, connect
+from kvstore.client import BrokerConfig, connect
 from kvstore.doorbell import Doorbell
-from kvstore.embedded import EmbeddedBroker
 from kvstore.errors import BrokerAuth, BrokerError
 from kvstore.help import Call, HelpLine
 from kvstore.prefix_index import PrefixIndex
 from kvstore.tenants import Quota
 from octavo.v1 import fleet_pb2, inference_pb2
 from ops import explain, show, top
+from tests.integration.deploy.roles import ROLES, USERS
 from tests.integration.gateway.harness import Client, collect, request, running_gateway, tokens
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 from tests.integration.worker.one_worker import running_worker
@@ -31,49 +28,12 @@ from tests.support.tiny_model import save_tiny_llama
 from worker.config import PagesConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from pathlib import Path
 
-USERS = Path(__file__).parents[3] / "deploy" / "users.conf"
-ROLES = ("gateway", "worker", "operator")
+    from tests.integration.deploy.roles import Server
+
 KEY = "{octavo:default}:"
 QUOTA = Quota(requests_per_minute=100, tokens_per_minute=100_000, concurrency=10)
-
-
-@dataclass
-class Server:
-    """A server with a user for each role."""
-
-    url: str
-    """Of nobody."""
-    roles: dict[str, Broker]
-    admin: Broker
-
-    def by(self, role: str) -> str:
-        return self.roles[role].config.url
-
-
-@pytest.fixture
-async def server(broker_binary: Path, tmp_path: Path) -> AsyncIterator[Server]:
-    conf = USERS.read_text()
-    for role in ROLES:
-        conf = conf.replace(f">{role.upper()}-PASSWORD", f">secret-of-{role}")
-    # Until the server is known to answer; then nobody comes in without a name, as the file has it.
-    assert "\nuser default off\n" in conf
-    users = tmp_path / "users.conf"
-    users.write_text(conf.replace("user default off", "user admin on >secret-of-admin ~* &* +@all"))
-    async with (
-        EmbeddedBroker(binary=broker_binary, options={"include": str(users)}) as server,
-        AsyncExitStack() as stack,
-    ):
-        brokers = {}
-        for role in (*ROLES, "admin"):
-            url = server.url.replace("redis://", f"redis://{role}:secret-of-{role}@")
-            brokers[role] = await connect(BrokerConfig(url))
-            stack.push_async_callback(brokers[role].close)
-        admin = brokers.pop("admin")
-        await admin.call("ACL", "SETUSER", "default", "off")
-        await admin.call("ACL", "LOG", "RESET")
-        yield Server(server.url, brokers, admin)
 
 
 async def denied(server: Server) -> list[tuple[str, str, str]]:

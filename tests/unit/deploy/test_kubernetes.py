@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+
+from gateway.config import GatewayConfig, TransportError
+from gateway.transport import require_guarded
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KUSTOMIZATION: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
@@ -70,6 +74,40 @@ def test_pods_are_restricted_and_watched(document: dict[str, Any]) -> None:
     mounted = {each["name"] for each in container["volumeMounts"]}
     claimed = {each["metadata"]["name"] for each in document["spec"].get("volumeClaimTemplates", ())}
     assert mounted == {each["name"] for each in spec["volumes"]} | claimed
+
+
+def test_gateways_may_listen_where_they_are_told_to() -> None:
+    """As they come, and as deploy/README.md patches them."""
+    (gateway,) = [each for each in PODS if named(each) == "Deployment-gateway"]
+    (container,) = pods_of(gateway)["containers"]
+    told = {each["name"]: each["value"] for each in container["env"]}
+    require_guarded(configured(told))
+    with pytest.raises(TransportError):
+        require_guarded(configured({name: told[name] for name in told if name != "OCTAVO_INSECURE"}))
+    (text,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    patch = yaml.safe_load(text)
+    assert named(patch) == named(gateway)
+    (patched,) = pods_of(patch)["containers"]
+    assert patched["name"] == container["name"]
+    for each in patched["env"]:
+        if each.get("$patch") == "delete":
+            del told[each["name"]]
+        else:
+            told[each["name"]] = each["value"]
+    require_guarded(configured(told))
+    (mount,), (volume,) = patched["volumeMounts"], pods_of(patch)["volumes"]
+    assert mount["name"] == volume["name"]
+    assert {value.rpartition("/")[0] for value in told.values() if value.startswith("/")} == {mount["mountPath"]}
+    assert {name for name in patched if name.endswith("Probe")} == {
+        name for name in container if name.endswith("Probe")
+    }
+
+
+def configured(told: dict[str, str]) -> GatewayConfig:
+    """By its variables."""
+    names = {each.name for each in fields(GatewayConfig)}
+    settings: dict[str, Any] = {name.removeprefix("OCTAVO_").lower(): value for name, value in told.items()}
+    return GatewayConfig(**{name: value for name, value in settings.items() if name in names})
 
 
 @pytest.mark.parametrize("document", PODS, ids=named)
