@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from gateway import fleet, service
 from gateway.auth import KEYS_S, doorman
@@ -25,6 +24,7 @@ from gateway.output import Output
 from gateway.pages import Stored, open_store
 from gateway.placing import Placing
 from gateway.reaper import REAP_S, Lease, Reaper
+from gateway.reflection import add_reflection
 from gateway.rehoming import Rehoming
 from gateway.relay import Relay
 from gateway.router import Policy
@@ -220,9 +220,7 @@ class Gateway:
         self._watch(broker, placing, models, lease)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         self._server.add_generic_rpc_handlers((self._inference.handler(), operators.handler()))
-        reflection.enable_server_reflection(
-            (service.NAME, fleet.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+        add_reflection((service.NAME, fleet.NAME, health.SERVICE_NAME), self._server)
         # The lease stands before the first job can name this gateway.
         await registry.renew_gateway(incarnation)
         await relay.start()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -29,8 +31,6 @@ from tests.integration.gateway.scripted import ScriptedWorker, chunk
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
-
-    import pytest
 
     from kvstore.client import Broker
 
@@ -85,6 +85,29 @@ async def test_reflection_lists_and_describes_the_services(client: Client) -> No
         "octavo.v1.Inference",
     }
     assert len(described.file_descriptor_response.file_descriptor_proto) == 1
+
+
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+async def test_reflection_finds_whatever_a_client_may_ask_for(client: Client, version: str) -> None:
+    """Methods too, as `grpcurl describe` does; under both names that clients know."""
+    reflect: Any = client.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    known = ("Inference", "Inference.Generate", "GenerateRequest", "Chunk.start", "Fleet.GetQueues")
+    unknown = ("Inference.Nothing", "Nothing")
+    asked = [
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=f"octavo.v1.{name}") for name in known + unknown
+    ]
+    answers = [answer async for answer in reflect(iter(asked))]
+    files = [answer.file_descriptor_response.file_descriptor_proto for answer in answers]
+    assert [FileDescriptorProto.FromString(each[0]).name.split("/")[-1] if each else "" for each in files] == [
+        *("inference.proto",) * 4,
+        "fleet.proto",
+        *("",) * 2,
+    ]
+    assert [answer.error_response.error_code for answer in answers[-2:]] == [grpc.StatusCode.NOT_FOUND.value[0]] * 2
 
 
 async def test_metrics_over_http(broker: Broker, worker: ScriptedWorker) -> None:
