@@ -66,6 +66,11 @@ class StreamsConfig:
     """Between two troubles."""
     protocols: tuple[str, ...] = PROTOCOLS
 
+    @property
+    def patience_s(self) -> float:
+        """How long a load may take: several times what its steps do, and a while for its prompts."""
+        return 60 + self.streams * 0.2 + 4 * self.tokens * self.step_ms / 1000
+
     def fleet(self) -> FleetConfig:
         """One gateway, and workers with places for all streams. Raises ValueError: there are too few workers."""
         places = -(-int(self.streams * SPARE_PLACES) // self.workers)
@@ -163,6 +168,7 @@ class Run:
         requests = self._config.requests(name)
         load = Load(len(requests))
         reading = asyncio.create_task(self._read(requests, load))
+        reading.add_done_callback(lambda _: load.ended())  # however it ended
         await load.all_open.wait()
         begin()
         gateway = await self._watch(load, before)
@@ -174,10 +180,16 @@ class Run:
         return figures(load.told, kept, gateway), kept
 
     async def _read(self, requests: Sequence[inference_pb2.GenerateRequest], load: Load) -> None:
-        if self._protocol == "grpc":
-            await by_grpc(self._target, requests, load)
-        else:
-            await by_http(self._http, requests, load)
+        """Raises StreamsFailed: they do not end."""
+        patience_s = self._config.patience_s
+        try:
+            async with asyncio.timeout(patience_s):
+                if self._protocol == "grpc":
+                    await by_grpc(self._target, requests, load)
+                else:
+                    await by_http(self._http, requests, load)
+        except TimeoutError:
+            raise StreamsFailed(f"streams by {self._protocol} have not ended after {patience_s:g} s") from None
 
     async def _watch(self, load: Load, before: int) -> Gateway:
         """The gateway, while all streams are open."""

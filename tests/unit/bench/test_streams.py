@@ -138,6 +138,10 @@ def test_too_few_workers_are_refused() -> None:
     assert (ran.exit_code, "9 workers are too few for 500 streams: at least 10" in ran.stderr) == (2, True)
 
 
+def test_a_load_may_take_several_times_its_steps() -> None:
+    assert StreamsConfig(streams=500, tokens=40, step_ms=500).patience_s == pytest.approx(240)
+
+
 def test_a_touched_stream_is_the_commands_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any) -> None:
         raise StreamsFailed("of 2 streams by http, no end: 1")
