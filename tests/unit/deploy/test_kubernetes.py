@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from gateway.config import GatewayConfig, TransportError
+from gateway.structure_child import MEMORY_BYTES
+from gateway.structures import CHILDREN
 from gateway.transport import require_guarded
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -119,6 +121,33 @@ def test_labels_lead_to_the_pods(document: dict[str, Any]) -> None:
     assert service["spec"]["selector"] == {"app": name}
     ports = {each["containerPort"] for each in pods_of(document)["containers"][0]["ports"]}
     assert {each["port"] for each in service["spec"]["ports"]} == ports
+
+
+def test_gateways_are_called_as_by_compose() -> None:
+    """By gRPC and by HTTP, from anywhere."""
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["gateway"]
+    (gateway,) = [each for each in PODS if named(each) == "Deployment-gateway"]
+    ports = {
+        each["name"]: each["value"]
+        for each in pods_of(gateway)["containers"][0]["env"]
+        if each["name"] in ("OCTAVO_GRPC_PORT", "OCTAVO_HTTP_PORT")
+    }
+    assert ports == {name: compose["environment"][name] for name in ports}
+    (policy,) = [each for each in DOCUMENTS if named(each) == "NetworkPolicy-gateway-metrics"]
+    (open_ports,) = [rule["ports"] for rule in policy["spec"]["ingress"] if "from" not in rule]
+    assert sorted(str(each["port"]) for each in open_ports) == sorted(ports.values()) == ["50051", "8000"]
+
+
+def test_a_gateway_has_memory_for_the_structures_that_it_tries() -> None:
+    (gateway,) = [each for each in PODS if named(each) == "Deployment-gateway"]
+    limit = pods_of(gateway)["containers"][0]["resources"]["limits"]["memory"]
+    assert int(limit.removesuffix("Gi")) << 30 >= (1 << 30) + CHILDREN * MEMORY_BYTES
+
+
+def test_prometheus_is_given_the_files_that_its_configuration_names() -> None:
+    named_there = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["rule_files"]
+    (made,) = [each for each in KUSTOMIZATION["configMapGenerator"] if each["name"] == "prometheus"]
+    assert made["files"] == ["prometheus.yml", *named_there]
 
 
 @pytest.mark.parametrize("name", ["gateway", "worker"])
