@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from contextlib import suppress
@@ -27,6 +28,9 @@ KNOWN: Final = 4096
 """Structures of which it is remembered what came out."""
 WALL_S: Final = 20.0
 """A child that has had so little processor time by then is stopped, or worse."""
+BY_OTHERS: Final = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
+"""How a child ends that somebody ends: the system, short of memory, or who stops all processes. No structure is to
+blame."""
 TOO_MUCH: Final = (
     f"takes more than {CPU_S:g} s or {MEMORY_BYTES >> 20} MiB to compile; make it simpler: fewer alternatives, smaller "
     "counts, less nesting"
@@ -73,7 +77,7 @@ class Structures:
             self._waiting -= 1
 
     async def _ask(self, data: bytes) -> str:
-        child = self._idle.pop() if self._idle else await _started()
+        child = self._alive() or await _started()
         whole = False
         try:
             async with asyncio.timeout(WALL_S):
@@ -82,6 +86,8 @@ class Structures:
         except TimeoutError:
             raise Overloaded("the structure could not be compiled in time; try again later") from None
         except (asyncio.IncompleteReadError, ConnectionError):
+            if await child.wait() in BY_OTHERS:
+                raise Overloaded("the process that compiles structures was ended; try again later") from None
             return TOO_MUCH
         finally:
             if whole:
@@ -89,6 +95,14 @@ class Structures:
             else:
                 await _ended(child)
         return reason
+
+    def _alive(self) -> Process | None:
+        """A child that does nothing, if there is one that has not been ended meanwhile."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.returncode is None:
+                return child
+        return None
 
 
 async def _started() -> Process:

@@ -151,6 +151,8 @@ class Arrivals:
             return replace(request, grammar=await self._grammars.compile(job.claim.job.structure))
         except StructureRefused as refused:
             await self._fail(job, job_pb2.FAILURE_INVALID, f"structure: {refused}")
+        except TimeoutError as late:
+            await self._fail(job, job_pb2.FAILURE_UNAVAILABLE, f"structure: {late}")
         except Exception:  # as when going on fails
             logger.exception("the structure of %s", request.request_id, extra=about(request.request_id))
             await self._fail(job, job_pb2.FAILURE_INTERNAL, UNCOMPILED)

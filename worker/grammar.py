@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from kvstore.structure import StructureRefused, grammar_of, limits, said
+from octavo.v1 import inference_pb2
 from worker.matching import MatchError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from kvstore.model_card import ModelCard
-    from octavo.v1 import inference_pb2
     from worker.matching import Mask
 
 COMPILE_S: Final = 10.0
@@ -27,6 +27,9 @@ COMPILE_S: Final = 10.0
 TOKEN_S: Final = 0.05
 """Processor time for one token's mask, and for following it: all that run beside it wait for that. Masks mostly take
 some hundred microseconds at most; an answer that needs more than this once ends."""
+KNOWN: Final = 8
+"""Structures that are kept compiled: most programs ask for the same few again and again, and a large one takes a second
+and megabytes."""
 LARGE: Final = 8192
 """Tokens of a vocabulary that takes long to prepare: half a second for 49,152."""
 
@@ -78,6 +81,7 @@ class Compiler:
 
     def __init__(self, card: ModelCard) -> None:
         self._card = card
+        self._compiled = lru_cache(maxsize=KNOWN)(self._compile)
 
     def warm(self) -> None:
         """Prepares the vocabulary, which holds up all other threads. Raises StructureRefused as ``compile``."""
@@ -85,9 +89,12 @@ class Compiler:
 
     def compile(self, structure: inference_pb2.Structure) -> LibraryGrammar:
         """Raises StructureRefused for what can't be compiled, or not for this model's tokens."""
+        return self._compiled(structure.SerializeToString(deterministic=True))
+
+    def _compile(self, data: bytes) -> LibraryGrammar:
         from llguidance import LLMatcher
 
-        grammar, tokenizer = grammar_of(structure), self._tokenizer
+        grammar, tokenizer = grammar_of(inference_pb2.Structure.FromString(data)), self._tokenizer
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
         if matcher.is_error():
             raise StructureRefused(said(matcher.get_error()))
@@ -123,13 +130,13 @@ class Grammars:
             self._thread.submit(self._compiler.warm)
 
     async def compile(self, structure: inference_pb2.Structure) -> LibraryGrammar:
-        """As ``Compiler.compile``. Raises StructureRefused too when it takes too long."""
+        """As ``Compiler.compile``. Raises TimeoutError when it takes too long: others' structures may be why."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(COMPILE_S):
                 return await loop.run_in_executor(self._thread, self._compiler.compile, structure)
         except TimeoutError:
-            raise StructureRefused(f"was not compiled within {COMPILE_S:g} s") from None
+            raise TimeoutError(f"was not compiled within {COMPILE_S:g} s; try again later") from None
 
     def close(self) -> None:
         """Begins no more. What is being compiled comes to its end by itself."""

@@ -130,10 +130,27 @@ async def test_a_process_that_dies_of_a_structure_is_followed_by_another(tried: 
     os.kill(child.pid, signal.SIGSTOP)
     asking = asyncio.create_task(refusal(tried, Structure(regex="a")))
     await asyncio.sleep(0)
-    os.kill(child.pid, signal.SIGKILL)
+    for number in (signal.SIGABRT, signal.SIGCONT):  # as of an allocation that fails
+        os.kill(child.pid, number)
     assert await asking == f"structure.regex is 'a': {TOO_MUCH}"
     assert await refusal(tried, Structure(regex="b")) == ""
     assert [each.pid == child.pid for each in tried._idle] == [False]
+
+
+async def test_no_structure_is_to_blame_when_somebody_ends_its_process(tried: Structures) -> None:
+    await tried.check(SIMPLE)
+    (child,) = tried._idle
+    os.kill(child.pid, signal.SIGKILL)
+    await child.wait()
+    await tried.check(Structure(regex="a"))
+    (child,) = tried._idle
+    os.kill(child.pid, signal.SIGSTOP)
+    asking = asyncio.create_task(tried.check(Structure(regex="b")))
+    await asyncio.sleep(0)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(Overloaded, match="the process that compiles structures was ended; try again later"):
+        await asking
+    await tried.check(Structure(regex="b"))
 
 
 async def test_a_process_that_stands_still_is_given_up_and_its_structure_may_be_tried_again(

@@ -66,7 +66,7 @@ class ScriptedPages:
 
 
 class ScriptedGrammars:
-    """Makes of a regular expression itself, once the test lets it; two of them can't be compiled."""
+    """Makes of a regular expression itself, once the test lets it; three of them are not compiled."""
 
     def __init__(self) -> None:
         self.come = asyncio.Event()
@@ -79,6 +79,8 @@ class ScriptedGrammars:
             raise StructureRefused("no end")
         if structure.regex == "fault":
             raise RuntimeError(structure.regex)
+        if structure.regex == "late":
+            raise TimeoutError("too late")
         return cast("Grammar", structure.regex)
 
     def close(self) -> None:

@@ -39,11 +39,15 @@ async def test_a_form_and_pages_and_a_past_come_together() -> None:
 @pytest.mark.parametrize("past", [(0, 0), (1, 0)])
 async def test_what_cannot_be_compiled_ends_its_job_and_nothing_else(past: tuple[int, ...]) -> None:
     world = World(pages=False)
-    for name, regex in (("a", "("), ("b", "fault"), ("c", "x")):
+    for name, regex in (("a", "("), ("b", "fault"), ("c", "x"), ("d", "late")):
         world.log(name, range(past[0]))
         world.take(name, 3, attempt=2, past=past, regex=regex)
     await world.prepared()
-    expected = {"a": (job_pb2.FAILURE_INVALID, "structure: no end"), "b": (job_pb2.FAILURE_INTERNAL, UNCOMPILED)}
+    expected = {
+        "a": (job_pb2.FAILURE_INVALID, "structure: no end"),
+        "b": (job_pb2.FAILURE_INTERNAL, UNCOMPILED),
+        "d": (job_pb2.FAILURE_UNAVAILABLE, "structure: too late"),
+    }
     ends = [(one.request_id, one.chunk.choice, one.failure, one.chunk.error) for one in world.failed]
     assert sorted(ends) == [(name, choice, *expected[name]) for name in expected for choice in (0, 1)]
     assert [told[:5] for told in world.stepper.told] == ["add c"]

@@ -170,6 +170,17 @@ def test_choices_have_nothing_to_do_with_each_other() -> None:
     assert (allowed(one), allowed(other), allowed(compiled.start())) == ({*b"b"}, {*b"a"}, {*b"ab"})
 
 
+def test_what_was_just_compiled_is_not_compiled_again() -> None:
+    compiler = Compiler(card(tokenizer_json()))
+    kept = compiler.compile(regex("ab"))
+    kept.start().accept(ids("a"))
+    assert compiler.compile(regex("ab")) is kept
+    assert allowed(kept.start()) == {*b"a"}
+    for number in range(grammar.KNOWN):
+        compiler.compile(regex(f"{number}"))
+    assert compiler.compile(regex("ab")) is not kept
+
+
 def test_json_has_no_endless_white_space() -> None:
     compiled = by_bytes().compile(Structure(json_object=True))
     for text in ('{"a":1}', '{\n    "a" : [ 1,\t2 ]\n}', "{ }"):
@@ -240,7 +251,7 @@ async def test_compiling_holds_up_nobody_and_is_given_up(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Compiler, "compile", compile_later)
     grammars = Grammars(card(tokenizer_json()))
-    with pytest.raises(StructureRefused, match=r"was not compiled within 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"was not compiled within 0\.05 s; try again later"):
         await grammars.compile(regex("slow"))
     go_on.set()
     monkeypatch.setattr(grammar, "COMPILE_S", 20.0)
