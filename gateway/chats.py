@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
+import re
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gateway.errors import AdmissionError, shown
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from octavo.v1 import inference_pb2
 
 T = TypeVar("T")
+
+MAX_LEVELS: Final = 128
+"""Of a tool or of arguments. Whoever goes through them takes a part of Python's stack for each."""
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""Half a character, which JSON can write and no prompt can have."""
 
 
 def messages_of(chat: inference_pb2.Chat) -> list[dict[str, Any]]:
@@ -64,6 +70,16 @@ def _object(text: str, field: str) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, dict):
-        raise AdmissionError(field, shown(text), "must be a JSON object, not too deep")
+    if not isinstance(value, dict) or not _fits(value, MAX_LEVELS):
+        limit = f"must be a JSON object of valid Unicode, at most {MAX_LEVELS} levels deep"
+        raise AdmissionError(field, shown(text), limit)
     return value
+
+
+def _fits(value: Any, levels: int) -> bool:
+    """Whether a value has no more levels, and whole characters alone."""
+    if isinstance(value, dict):
+        return levels > 0 and all(_fits(key, 0) and _fits(each, levels - 1) for key, each in value.items())
+    if isinstance(value, list):
+        return levels > 0 and all(_fits(each, levels - 1) for each in value)
+    return not isinstance(value, str) or _HALF.search(value) is None

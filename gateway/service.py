@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
@@ -22,7 +22,7 @@ from kvstore.tenants import job_name
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gateway.auth import Caller, Doorman
     from gateway.metrics import Metrics
@@ -224,7 +224,16 @@ class InferenceService:
             case "text":
                 return await self._tokenizers.text(served.tokenizer, request.text, served.context_length)
             case "chat":
-                messages, tools = messages_of(request.chat), tools_of(request.chat)
+                messages, tools = await self._read(request.chat)
                 return await self._tokenizers.chat(served.tokenizer, messages, served.context_length, tools)
             case _:
                 return request.token_ids.ids  # not copied: it may be a million ids that will be refused
+
+    async def _read(self, chat: inference_pb2.Chat) -> tuple[Sequence[Mapping[str, Any]], Sequence[Any]]:
+        """Messages and tools as templates take them. Those with JSON in them, which may be megabytes, by a thread."""
+
+        def read() -> tuple[Sequence[Mapping[str, Any]], Sequence[Any]]:
+            return messages_of(chat), tools_of(chat)
+
+        has_json = chat.tools or any(message.tool_calls for message in chat.messages)
+        return await self._tokenizers.run(read) if has_json else read()

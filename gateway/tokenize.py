@@ -166,14 +166,14 @@ class TokenizerPool:
         """Raises what a card that makes no tokenizer raises: ValueError, KeyError, Exception of tokenizers."""
         # One at a time: that leaves the other threads to prompts.
         async with self._loading:
-            return await self._run(lambda: _warmed(ModelTokenizer(card)))
+            return await self.run(lambda: _warmed(ModelTokenizer(card)))
 
     async def text(self, tokenizer: ModelTokenizer, text: str, context_length: int) -> list[int]:
         """As ``ModelTokenizer.encode_text``. Raises AdmissionError at once for text that can't fit."""
         tokenizer.check_size("text", text, context_length)
         if len(text) <= SHORT:
             return tokenizer.encode_text(text)
-        return await self._run(lambda: tokenizer.encode_text(text))
+        return await self.run(lambda: tokenizer.encode_text(text))
 
     async def chat(
         self, tokenizer: ModelTokenizer, messages: Sequence[Message], context_length: int, tools: Sequence[Any] = ()
@@ -181,14 +181,15 @@ class TokenizerPool:
         """As ``ModelTokenizer.encode_chat``."""
         if not tools and tokenizer.is_quick(messages):
             return tokenizer.encode_chat(messages, context_length)
-        return await self._run(lambda: tokenizer.encode_chat(messages, context_length, tools))
+        return await self.run(lambda: tokenizer.encode_chat(messages, context_length, tools))
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` gives, which takes longer than the event loop should be held up."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def close(self) -> None:
         """Waits for what runs; drops what has not begun."""
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 def _warmed(tokenizer: ModelTokenizer) -> ModelTokenizer:

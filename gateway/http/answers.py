@@ -113,14 +113,12 @@ class Answers:
         self._choices = [Choice(index, wanted) for index in range(len(wanted.requests) * wanted.n)]
         self._scored: dict[int, list[inference_pb2.TokenLogprobs]] = {}
         self._held: dict[int, list[inference_pb2.Chunk]] = {}
-        self._usage = inference_pb2.Usage()
+        self._usage = [inference_pb2.Usage() for _ in wanted.requests]
+        """Of each prompt for itself, as responses of different prompts may be taken by different threads at a time."""
 
     def take(self, prompt: int, response: inference_pb2.GenerateResponse) -> list[tuple[Choice, Piece]]:
         """What a response brings to answers to a prompt, by its number."""
-        used = response.usage
-        self._usage.prompt_tokens += used.prompt_tokens
-        self._usage.cached_tokens += used.cached_tokens
-        self._usage.completion_tokens += used.completion_tokens if self._wanted.output else 0
+        self._usage[prompt].MergeFrom(response.usage)
         pieces = []
         for chunk in self._in_order(prompt, response.chunks):
             if chunk.finish == inference_pb2.CANCELLED:
@@ -217,10 +215,11 @@ class Answers:
         return told
 
     def _used(self) -> dict[str, Any]:
-        used = self._usage
+        prompts = sum(used.prompt_tokens for used in self._usage)
+        told = sum(used.completion_tokens for used in self._usage) if self._wanted.output else 0
         return {
-            "prompt_tokens": used.prompt_tokens,
-            "completion_tokens": used.completion_tokens,
-            "total_tokens": used.prompt_tokens + used.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
+            "prompt_tokens": prompts,
+            "completion_tokens": told,
+            "total_tokens": prompts + told,
+            "prompt_tokens_details": {"cached_tokens": sum(used.cached_tokens for used in self._usage)},
         }

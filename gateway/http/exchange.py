@@ -37,6 +37,8 @@ AT_ONCE: Final = 16
 be refused for it."""
 LARGE: Final = 64 * 1024
 """Bytes of a response from which on a thread makes JSON of it: the log-probabilities of a prompt may be megabytes."""
+LINE_ENDS: Final = "\u0085\u2028\u2029"
+"""Those of Unicode that JSON takes as they are. Many clients cut a stream into lines as Python's splitlines does."""
 HEAD: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Of a stream: whoever passes it on is not to collect it first."""
 
@@ -90,7 +92,7 @@ class Exchange(Response):
             if self._wanted.stream:
                 await self._send_events([self._answers.last_event()], end=True)
             else:
-                body = await self._backend.bodies.run(lambda: _json(self._answers.whole()), large=self._large)
+                body = await self._backend.bodies.run(lambda: json_line(self._answers.whole()), large=self._large)
                 await self._send_whole(200, body, {})
         except Failed as failed:
             await self._fail(failed.problem)
@@ -187,7 +189,7 @@ class Exchange(Response):
     async def _send_events(self, events: Sequence[dict[str, Any] | None], *, end: bool = False) -> None:
         if not self._begun:
             await self._start(200, {"content-type": "text/event-stream; charset=utf-8", **HEAD})
-        data = b"".join(b"data: " + _json(event) + b"\n\n" for event in events if event is not None)
+        data = b"".join(b"data: " + json_line(event) + b"\n\n" for event in events if event is not None)
         await self._send({"type": "http.response.body", "body": data + b"data: [DONE]\n\n" * end, "more_body": not end})
 
     async def _send_whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -225,5 +227,9 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+def json_line(value: Any) -> bytes:
+    """JSON in one line, whatever a client's library takes for the end of one."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for end in LINE_ENDS:
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()

@@ -6,6 +6,7 @@ protocol could not even hold.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -171,6 +172,16 @@ class ChatFields(Common):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+
+
+def json_text(value: Any, field: str) -> str:
+    """An object of the body as text. Raises AdmissionError as ``whole_text``, and for one that is too deep to be
+    written: what could just be read may be."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise AdmissionError(field, "set", "is nested too deeply") from None
+    return whole_text(text, field)
 
 
 def whole_text(value: str, field: str) -> str:

@@ -47,6 +47,11 @@ _NAMES: Final = {
     "structure.regex": "structured_outputs.regex",
 }
 """Fields of the protocol under other names; `stopping.` and `sampling.` are left out besides."""
+_OF_COMPLETIONS: Final = {
+    "structure.json_schema": "structured_outputs.json",
+    "structure.json_object": "structured_outputs.json_object",
+}
+"""These have no response_format."""
 _OF_PROMPTS: Final = ("prompt", "text", "token_ids", "token_ids.ids", "input")
 _FIELD: Final = re.compile(r"(?P<path>[a-z_]+(?:\.[a-z_]+)*)(?P<rest>(?:\[\d+\](?:\.[a-z_]+)*)*)(?= is | is$)")
 
@@ -106,7 +111,8 @@ def in_openai(message: str, *, chat: bool) -> tuple[str, str | None]:
     if found is None or found["path"] == "request":  # all of it
         return message, None
     path = found["path"]
-    name = _NAMES.get(path) or path.removeprefix("stopping.").removeprefix("sampling.")
+    own = None if chat else _OF_COMPLETIONS.get(path)
+    name = own or _NAMES.get(path) or path.removeprefix("stopping.").removeprefix("sampling.")
     if path in _OF_PROMPTS:
         name = "messages" if chat else "prompt"
     elif chat and path == "logprobs":

@@ -1,11 +1,12 @@
 """uvicorn's HTTP/1.1 over httptools, with the bounds that it lacks: of heads, of their senders' patience, of
-connections, and of what comes behind an answer."""
+connections, and of what comes behind an answer. It stays HTTP/1.1, whatever else a client offers."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.http.problems import Problem
@@ -60,7 +61,7 @@ class Protocol(HttpToolsProtocol):
         if self._in_head and self._timer is None:
             self._wait(HEAD_S)
         before = self._requests
-        super().data_received(data)
+        self._parse(data)
         if self._in_head and self._requests == before:
             self._head += len(data)
             if self._head > MAX_HEAD:
@@ -68,6 +69,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A head is whole."""
+        if self._offers():
+            return  # it comes once more
         self._stop_waiting()
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
@@ -82,6 +85,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        if self._offers():
+            return
         self._stop_waiting()
         self._requests += 1
         self._head, self._in_head, self._in_body = 0, True, False
@@ -96,6 +101,34 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
         self._refuse(Problem(400, msg))
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._left_of(data)
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _left_of(self, data: bytes) -> bytes:
+        """What is still to be parsed. The parser takes what follows a head that offers another protocol for that
+        protocol: such a head is parsed again without the offer, as Java's client makes one with each request."""
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            if not self._offers():
+                return b""
+            version = self.parser.get_http_version().encode()
+            head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the base class has it
+            return b"\r\n".join([*head, b"", data[upgrade.args[0] :]])
+        return b""
+
+    def _offers(self) -> bool:
+        """Whether the head offers another protocol."""
+        return self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
 
     def _refuse(self, problem: Problem) -> None:
         """Answers without a request, and hangs up."""

@@ -48,6 +48,7 @@ _BOTH: Final[dict[str, Row]] = {
 }
 _OF_COMPLETIONS: Final[dict[str, Row]] = {
     "suffix": _row(advice="write it into the prompt, as the model was trained for it"),
+    "max_completion_tokens": _row(advice="use max_tokens"),
     "response_format": _row({"type": "text"}, advice="use structured_outputs, or chat completions"),
 }
 _OF_CHATS: Final[dict[str, Row]] = {

@@ -32,7 +32,9 @@ KEEP_ALIVE_S: Final = 75
 GOODBYE_S: Final = 5.0
 """How long a client may take to say that it has seen the end of a TLS connection."""
 PROBES: Final = (
-    # A client whose host died sends nothing: probes find out, and its jobs are ended. As by gRPC, after half a minute.
+    # A client whose host died sends nothing: probes find out, and its jobs are ended, after half a minute as by gRPC.
+    # Where something is on its way to it, TCP sends that again instead, for a quarter of an hour: a job that has begun
+    # to speak may come to its end. Less would cut off a client that lives and does not read for a while.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),

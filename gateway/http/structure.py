@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import AdmissionError
-from gateway.http.fields import whole_text
+from gateway.http.fields import json_text, whole_text
 
 if TYPE_CHECKING:
     from gateway.http.fields import Common, ResponseFormat
@@ -32,7 +31,7 @@ def _of_format(wanted: ResponseFormat | None) -> list[tuple[str, str, Any]]:
     schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
     if schema is None:
         raise AdmissionError("response_format.json_schema.schema", "not set", "must be a JSON schema")
-    return [("response_format", "json_schema", json.dumps(schema, ensure_ascii=False))]
+    return [("response_format", "json_schema", json_text(schema, "response_format.json_schema.schema"))]
 
 
 def _of_vllm(fields: Common) -> list[tuple[str, str, Any]]:
@@ -41,17 +40,17 @@ def _of_vllm(fields: Common) -> list[tuple[str, str, Any]]:
         if wanted is not None and getattr(wanted, name) is not None:
             raise AdmissionError(f"structured_outputs.{name}", "set", "is not taken here; use json or regex")
     named: list[tuple[str, str, Any]] = [
-        ("guided_json", "json_schema", _schema(fields.guided_json)),
+        ("guided_json", "json_schema", _schema(fields.guided_json, "guided_json")),
         ("guided_regex", "regex", fields.guided_regex),
     ]
     if wanted is not None:
         named += [
-            ("structured_outputs.json", "json_schema", _schema(wanted.json_schema)),
+            ("structured_outputs.json", "json_schema", _schema(wanted.json_schema, "structured_outputs.json")),
             ("structured_outputs.regex", "regex", wanted.regex),
             ("structured_outputs.json_object", "json_object", wanted.json_object or None),
         ]
     return [each for each in named if each[2] is not None]
 
 
-def _schema(value: dict[str, Any] | str | None) -> str | None:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+def _schema(value: dict[str, Any] | str | None, field: str) -> str | None:
+    return json_text(value, field) if isinstance(value, dict) else value

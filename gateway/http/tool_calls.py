@@ -84,18 +84,32 @@ class CallReader:
 
 
 def call_of(body: str) -> ToolCall | None:
-    """The call that stands between the marks; None: it is none."""
+    """The call that stands between the marks; None: it is none, or one that no client could read or send back."""
     try:
-        value: Any = json.loads(body)
+        value = _object(body)
+        name = value.get("name")
+        # Llama's word for the same thing, which models of several trainings mix up.
+        given = value.get("arguments", value.get("parameters", {}))
+        # By way of the object: text in JSON of its own may be no object, or have what no text has.
+        arguments = json.dumps(_object(given) if isinstance(given, str) else given, ensure_ascii=False)
+        if not isinstance(name, str) or not arguments.startswith("{"):
+            return None
+        (name + arguments).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    # Llama's word for the same thing, which models of several trainings mix up.
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        return ToolCall(value["name"], arguments)
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return ToolCall(name, arguments)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Raises ValueError and RecursionError for what is no JSON object."""
+    value = json.loads(text, parse_constant=_no_constant)
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _begun(text: str) -> int:

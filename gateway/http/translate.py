@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,7 +9,7 @@ from pydantic import ValidationError
 
 from gateway.errors import AdmissionError, shown
 from gateway.http import refused
-from gateway.http.fields import MAX_PROMPTS, ChatFields, CompletionFields, whole_text
+from gateway.http.fields import MAX_PROMPTS, ChatFields, CompletionFields, json_text, whole_text
 from gateway.http.structure import put_structure
 from octavo.v1 import inference_pb2
 
@@ -95,7 +94,7 @@ def chat_completion(body: Mapping[str, Any]) -> Wanted:
     tools = _wants_tools(fields)
     if tools:
         # As the client wrote them: a template may show any of it.
-        request.chat.tools.extend(whole_text(json.dumps(tool, ensure_ascii=False), "tools") for tool in body["tools"])
+        request.chat.tools.extend(json_text(tool, f"tools[{index}]") for index, tool in enumerate(body["tools"]))
     return Wanted(
         True,
         (request,),
@@ -112,9 +111,10 @@ def checked(kind: type[F], body: Mapping[str, Any]) -> F:
         return kind.model_validate(body)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_context=False)
-    # Of a field that may be of several kinds each is told to be wrong: what is found deepest tells the most. The kind
-    # is in the path, as a word that is no field.
-    first = max((each for each in wrong if each["loc"][:1] == wrong[0]["loc"][:1]), key=lambda each: len(each["loc"]))
+    # Of a field that may be of several kinds each is told to be wrong: what is found deepest tells the most, and of
+    # that what is not about the kind. The kind is in the path, as a word that is no field.
+    same = (each for each in wrong if each["loc"][:1] == wrong[0]["loc"][:1])
+    first = max(same, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     path = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     value = first["input"]

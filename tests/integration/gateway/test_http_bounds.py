@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gateway import service
+from gateway.chats import messages_of
 from gateway.config import MAX_BODY_BYTES
 from gateway.http import bodies, protocol, translate
 from gateway.http.server import PROBES
@@ -131,6 +133,24 @@ async def test_a_large_body_is_taken_apart_in_a_thread(
     assert threads == [True, False]
 
 
+async def test_json_in_a_chat_is_read_by_a_thread(
+    worker: ScriptedWorker, http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.serve()
+    threads = []
+
+    def seen(chat: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return messages_of(chat)
+
+    monkeypatch.setattr(service, "messages_of", seen)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for message in ({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}):
+        response = await http.plain.post("/v1/chat/completions", json={"messages": [message]})
+        assert response.status_code == 200
+    assert threads == [True, False]
+
+
 async def test_who_does_not_end_a_head_or_a_body_is_cut_off(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_S", 0.2)
     monkeypatch.setattr(bodies, "READ_S", 0.2)
@@ -200,11 +220,34 @@ async def test_a_connection_serves_one_request_after_the_other(worker: ScriptedW
     large = raw_request({"prompt": "a", "user": "u" * 100_000})
     writer.write(large + large)
     for _ in range(2):
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-        assert head.startswith(b"HTTP/1.1 200 ")
-        (size,) = [line for line in head.splitlines() if line.startswith(b"content-length: ")]
-        assert b"<2><3><4>" in await reader.readexactly(int(size.split()[1]))
+        await _answered(reader)
     writer.close()
+
+
+async def test_an_offer_of_another_protocol_is_passed_over(worker: ScriptedWorker, http: HttpClient) -> None:
+    """As Java's client makes one with each request. What follows its head is HTTP/1.1 all the same."""
+    worker.serve()
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    sent = raw_request({"prompt": "a"}).replace(b"host: x\r\n", b"host: x\r\n" + offer)
+    reader, writer = await http.connect()
+    writer.write(sent + sent)
+    for _ in range(2):
+        await _answered(reader)
+    for at in range(len(sent)):
+        writer.write(sent[at : at + 1])
+        await writer.drain()
+    await _answered(reader)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+    assert (await asyncio.wait_for(reader.readuntil(b"}"), 5)).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+async def _answered(reader: asyncio.StreamReader) -> None:
+    """Reads one completion."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    (size,) = [line for line in head.splitlines() if line.startswith(b"content-length: ")]
+    assert b"<2><3><4>" in await reader.readexactly(int(size.split()[1]))
 
 
 async def test_more_connections_than_there_may_be(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:

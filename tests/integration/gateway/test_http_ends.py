@@ -34,6 +34,16 @@ def completion(http: HttpClient, prompt: Any = "a", **fields: Any) -> asyncio.Ta
     return spawn(http.openai.completions.create(model="tiny", prompt=prompt, **fields))
 
 
+async def test_no_text_ends_a_line_of_a_stream(worker: ScriptedWorker, http: HttpClient) -> None:
+    """Whatever libraries take for a line's end."""
+    text = "a\u0085b\u2028c\u2029d\x0be\x1cf\r\n"
+    asked = spawn(http.plain.post("/v1/completions", json={"prompt": "a", "stream": True}))
+    (claim,) = await worker.claim()
+    await worker.commit(chunk(claim, 0, [10], text=text, finish=STOP))
+    first, last = [line.removeprefix("data: ") for line in (await asked).text.splitlines() if line]
+    assert (json.loads(first)["choices"][0]["text"], last) == (text, "[DONE]")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_job(worker: ScriptedWorker, http: HttpClient, stream: bool) -> None:
     asked = completion(http, stream=stream, extra_headers=NAMED)

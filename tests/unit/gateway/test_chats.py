@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.admission import MAX_TOOLS, check
-from gateway.chats import masked, messages_of, tools_of
+from gateway.chats import MAX_LEVELS, masked, messages_of, tools_of
 from gateway.errors import AdmissionError
 from octavo.v1.inference_pb2 import Chat, ChatMessage, GenerateRequest, ToolCall
 
@@ -30,13 +30,30 @@ def test_tools_keep_the_order_of_their_keys() -> None:
     assert [list(tool) for tool in tools_of(Chat(tools=['{"b": 1, "a": {}}']))] == [["b", "a"]]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "1", "{", "[" * 100_000])
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "1", "{", "[" * 100_000, nested(MAX_LEVELS + 1), nested(900)),
+        *('{"a": "\\ud800"}', '{"a": ["\\udc00x"]}', '{"\\ud83d": 1}'),
+    ],
+)
 def test_what_is_no_json_object_is_refused(text: str) -> None:
-    with pytest.raises(AdmissionError, match=r"^chat\.tools\[1\] is .*: must be a JSON object, not too deep$"):
+    with pytest.raises(
+        AdmissionError, match=r"^chat\.tools\[1\] is .*: must be a JSON object of valid Unicode, at most 128 lev"
+    ):
         tools_of(Chat(tools=["{}", text]))
     message = ChatMessage(role="assistant", tool_calls=[ToolCall(arguments="{}"), ToolCall(arguments=text)])
     with pytest.raises(AdmissionError, match=r"^chat\.messages\[0\]\.tool_calls\[1\]\.arguments is "):
         messages_of(Chat(messages=[message]))
+
+
+def test_objects_may_be_deep_and_have_any_whole_character() -> None:
+    tools = tools_of(Chat(tools=[nested(MAX_LEVELS), '{"a": "\\ud83d\\ude00"}']))
+    assert masked(tools, str.upper)[1] == {"A": "\U0001f600"}
 
 
 def test_there_are_only_so_many_tools_and_calls() -> None:

@@ -70,6 +70,9 @@ def test_codes_that_clients_look_for() -> None:
         ("messages[2].content[0].type is 'x': must be", "messages[2].content[0].type", "messages[2].content[0].type"),
         ("chat.tools is set: the model's", "tools", "tools"),
         ("logprobs is 21: must be", "logprobs", "top_logprobs"),
+        ("structure.json_schema is '1': must be", "structured_outputs.json", "response_format"),
+        ("structure.json_object is false: must be", "structured_outputs.json_object", "response_format"),
+        ("structure.regex is '(': must be", "structured_outputs.regex", "structured_outputs.regex"),
         ("request_id is 'a b': must be", "X-Request-Id", "X-Request-Id"),
     ],
 )

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import AdmissionError
+from gateway.http.bodies import parsed
+from gateway.http.problems import Failed
 from gateway.http.translate import chat_completion, completion
 from octavo.v1.inference_pb2 import Structure
 
@@ -63,6 +65,26 @@ def test_forms_that_can_not_be(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(AdmissionError) as caught:
         completion({"prompt": "a", **fields})
     assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("name", ["response_format", "guided_json", "tools"])
+def test_what_is_too_deep_to_be_read_or_written_is_refused(name: str) -> None:
+    """At whatever depth the first of them gives up."""
+    told = set()
+    for levels in range(850, 1000):
+        deep = '{"a":' * levels + "1" + "}" * levels
+        field = {
+            "response_format": f'{{"type": "json_schema", "json_schema": {{"schema": {deep}}}}}',
+            "guided_json": deep,
+            "tools": f'[{{"type": "function", "function": {{"name": "f", "parameters": {deep}}}}}]',
+        }[name]
+        body = f'{{"messages": [{{"role": "user", "content": "hi"}}], "{name}": {field}}}'
+        try:
+            chat_completion(parsed(body.encode()))
+        except (AdmissionError, Failed) as refused:
+            told.add(str(refused).rpartition(" is ")[2])
+    assert "nested too deeply" in told
+    assert told <= {"nested too deeply"}
 
 
 def test_a_schema_must_be_there() -> None:

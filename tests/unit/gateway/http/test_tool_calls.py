@@ -54,6 +54,19 @@ def test_texts_and_calls(text: str, found: list[str | ToolCall], size: int) -> N
     assert read(text, size) == found
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        *('{"name": "f", "arguments": "x"}', '{"name": "f", "arguments": "[1]"}'),
+        *('{"name": "f", "arguments": {"a": NaN}}', '{"name": "f", "arguments": "{\\"a\\": Infinity}"}'),
+        *('{"name": "f", "arguments": {"a": "\\ud83d"}}', '{"name": "\\ud83d"}'),  # half a character
+    ],
+)
+def test_a_call_that_no_client_could_read_or_send_back_is_text(call: str) -> None:
+    text = f"<tool_call>{call}</tool_call>"
+    assert read(text, 1000) == [text]
+
+
 def test_what_is_certain_goes_out_at_once() -> None:
     reader = CallReader()
     assert reader.read("Hello ") == ["Hello"]

@@ -202,6 +202,8 @@ def test_tools_are_handed_on_as_they_are_written(choice: str | None, taken: bool
         ({"logit_bias": {"4294967296": 1}}, "logit_bias is for '4294967296': must be for token ids"),
         ({"stream_options": {"include_usage": True}}, "stream_options is set: needs stream: true"),
         ({"stop_token_ids": [1, "a"]}, "stop_token_ids[1] is 'a': input should be a valid integer"),
+        ({"stop": 5}, "stop is 5: input should be a valid string"),
+        ({"stop": ["a"] * 17}, "stop is set: list should have at most 16 items after validation, not 17"),
         ({"model": "\udfff"}, "model is text with half a character: must be valid Unicode"),
     ],
 )
@@ -240,6 +242,7 @@ def test_what_is_wrong_with_a_chat_is_told_by_name(fields: dict[str, Any], told:
     [
         ("best_of", 2, [1, None]),
         ("suffix", "b", ["", None]),
+        ("max_completion_tokens", 5, [None]),
         ("response_format", {"type": "json_object"}, [{"type": "text"}]),
         ("guided_choice", ["a"], [None]),
         ("skip_special_tokens", False, [True, None]),
