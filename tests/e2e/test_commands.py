@@ -10,7 +10,6 @@ import secrets
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ import pytest
 from ops.client import Client
 from ops.demo_text import QUESTIONS
 from tests.e2e.harness import OCTAVO, eventually, octavo
+from tests.e2e.pages import blocks, meant, run_program
 
 if TYPE_CHECKING:
     from tests.e2e.harness import Up
@@ -71,22 +71,16 @@ def test_the_readmes_examples_answer_what_it_shows(fleet: Up) -> None:
 
 def test_the_readmes_curl_is_answered(fleet: Up) -> None:
     (command,) = re.findall(r"^\$ (curl .+)$", README, re.MULTILINE)
-    command = command.replace("127.0.0.1:8000", fleet.facts["gateways"][0]["http"])
-    ran = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(meant(command, fleet), shell=True, capture_output=True, text=True, timeout=60, check=True)
     assert "Paris" in json.loads(ran.stdout)["choices"][0]["message"]["content"]
 
 
 def test_the_readmes_programs_run(fleet: Up) -> None:
     """Against this fleet, where they name gateways."""
-    programs = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    programs = blocks("README.md", "python")
     assert programs
     for program in programs:
-        for port, target in zip(("50051", "50052"), fleet.facts["targets"], strict=True):
-            program = program.replace(f"127.0.0.1:{port}", target)
-        program = program.replace("127.0.0.1:8000", fleet.facts["gateways"][0]["http"])
-        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-        assert (ran.returncode, ran.stderr) == (0, ""), program
-        assert ran.stdout.strip(), program
+        assert run_program(program, fleet).strip(), program
 
 
 def test_a_request_can_be_asked_for_again_by_its_id(fleet: Up) -> None:

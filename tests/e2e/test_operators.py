@@ -1,4 +1,4 @@
-"""The README's commands for operators, its redis-cli lines and its metrics, run for real."""
+"""Commands for operators; the redis-cli lines and the metrics of the page about operating, for real."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(400)
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/operating.md").read_text()
 
 
 def test_health_is_about_a_live_worker(fleet: Up) -> None:
@@ -78,9 +78,9 @@ def fleet_sources(fleet: Up) -> tuple[tuple[str, str], tuple[str, str]]:
     return ("--target", fleet.target), ("--redis", fleet.redis)
 
 
-def readme_redis_commands(redis: str) -> Iterator[tuple[str, Any]]:
-    """(name, reply) of every redis-cli line in the README, run against this server."""
-    lines = re.findall(r"^\$? ?(redis-cli .*)$", README, re.MULTILINE)
+def shown_redis_commands(redis: str) -> Iterator[tuple[str, Any]]:
+    """(name, reply) of every redis-cli line of the page, run against this server."""
+    lines = re.findall(r"^\$? ?(redis-cli .*)$", PAGE, re.MULTILINE)
     assert lines
     with Redis.from_url(redis) as client:
         for line in lines:
@@ -95,7 +95,7 @@ def readme_redis_commands(redis: str) -> Iterator[tuple[str, Any]]:
             yield words[3], reply
 
 
-async def test_queue_and_the_readmes_redis_commands_give_the_same_numbers(narrow: Up) -> None:
+async def test_queue_and_the_pages_redis_commands_give_the_same_numbers(narrow: Up) -> None:
     """Long answers on a worker with room for two, which reads a few more ahead: three wait in its stream."""
     taken = 2 + READ_AHEAD
     request = GenerateRequest(text="A book is", stopping=Stopping(max_tokens=100, ignore_eos=True))
@@ -110,12 +110,12 @@ async def test_queue_and_the_readmes_redis_commands_give_the_same_numbers(narrow
 
         calls = [asyncio.create_task(read(client)) for _ in range(taken + 3)]
         await eventually(full, 30)
-        replies = dict(readme_redis_commands(narrow.redis))
+        replies = dict(shown_redis_commands(narrow.redis))
         told = [
             json.loads((await asyncio.to_thread(octavo, "queue", "--json", *source)).stdout)
             for source in (("--target", narrow.target), ("--redis", narrow.redis))
         ]
-        again = dict(readme_redis_commands(narrow.redis))
+        again = dict(shown_redis_commands(narrow.redis))
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -160,8 +160,8 @@ def test_bench_writes_figures_and_a_plot(fleet: Up, tmp_path: Path) -> None:
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_process_serves_the_metrics_of_the_readme(fleet: Up) -> None:
-    told = README.partition("## Metrics")[2].partition("\n## ")[0]
+def test_every_process_serves_the_metrics_of_the_page(fleet: Up) -> None:
+    told = PAGE.partition("## Metrics")[2].partition("\n## ")[0]
     gateway, _, rest = told.partition("| worker |")
     worker, _, rest = rest.partition("| with pages |")
     pages, _, both = rest.partition("| both |")

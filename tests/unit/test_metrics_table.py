@@ -1,4 +1,4 @@
-"""The README's table of metrics is what the processes export: every family, with its labels, and no other."""
+"""The metrics in docs/operating.md are what the processes export: every family, with its labels, and no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from worker.scheduling.ages import Ages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TABLE = (Path(__file__).parents[2] / "README.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+PAGE = Path(__file__).parents[2] / "docs/operating.md"
+TABLE = PAGE.read_text().partition("## Metrics")[2].partition("\n## ")[0]
 OF_THE_LIBRARY = {"le", "quantile"}
 BOTH = {"octavo_part_seconds", "octavo_broker_seconds"}
 

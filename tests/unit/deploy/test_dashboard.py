@@ -1,4 +1,4 @@
-"""The dashboard and the alerts as files: they agree with each other, with the provisioning, and with the README."""
+"""The dashboard and the alerts as files: they agree with each other, the provisioning, and docs/operating.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 UNSHOWN: frozenset[str] = frozenset()
-"""Metrics of the README that the dashboard leaves out."""
+"""Metrics of docs/operating.md that the dashboard leaves out."""
 PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 
@@ -43,11 +43,11 @@ def metrics_in(text: str) -> set[str]:
 
 
 def promised() -> set[str]:
-    section = (ROOT / "README.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/operating.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
     return set(re.findall(r"`(octavo_[a-z_]+)", section))
 
 
-def test_every_metric_of_the_readme_is_shown_and_no_other() -> None:
+def test_every_metric_of_the_page_is_shown_and_no_other() -> None:
     shown = metrics_in(" ".join(target["expr"] for panel in panels() for target in panel["targets"]))
     assert shown - PROCESS == promised() - UNSHOWN
     assert metrics_in(" ".join(rule["expr"] for rule in rules())) <= promised()

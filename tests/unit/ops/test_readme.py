@@ -1,4 +1,4 @@
-"""What the README says exists: commands, options, make targets, files."""
+"""What the pages say exists: commands, options, make targets, files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "deploy/README.md",
+    "docs/clients.md",
+    "docs/failures.md",
+    "docs/operating.md",
+    "docs/tuning.md",
+    "docs/wire.md",
     "bench/peers/README.md",
     "bench/results/2026-11-30-kernels.md",
     "bench/results/2026-11-30-pages.md",

@@ -1,0 +1,33 @@
+"""Every command and every program of the pages in docs/, run for real."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.pages import ROOT, blocks, run_block, run_program
+
+if TYPE_CHECKING:
+    from tests.e2e.harness import Up
+
+pytestmark = pytest.mark.timeout(400)
+
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+CONSOLES = [(page, number, block) for page in PAGES for number, block in enumerate(blocks(page, "console"))]
+PROGRAMS = [(page, number, block) for page in PAGES for number, block in enumerate(blocks(page, "python"))]
+
+
+def test_there_are_pages_with_commands_and_programs() -> None:
+    assert {page for page, *_ in CONSOLES} == {f"docs/{name}.md" for name in ("failures", "operating", "tuning")}
+    assert {page for page, *_ in PROGRAMS} == {f"docs/{name}.md" for name in ("clients", "wire")}
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=f"{page}-{number}") for page, number, block in CONSOLES])
+def test_commands_run(fleet: Up, block: str) -> None:
+    run_block(block, fleet)
+
+
+@pytest.mark.parametrize("program", [pytest.param(block, id=f"{page}-{number}") for page, number, block in PROGRAMS])
+def test_programs_run_and_print(fleet: Up, program: str) -> None:
+    assert run_program(program, fleet).strip()
