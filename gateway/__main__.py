@@ -58,12 +58,25 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     envvar="OCTAVO_GRACE",
     help="Seconds that streams may go on after SIGTERM or Ctrl-C. A second signal ends them at once.",
 )
-@click.option("--keys", default=DEFAULTS.keys, help="API keys that callers need: a file, or redis. Default: none.")
 @click.option(
-    "--tls-cert", default=DEFAULTS.tls_cert, help="Certificate chain to listen with, PEM. Default: plaintext."
+    "--keys",
+    default=DEFAULTS.keys,
+    show_default=False,
+    help="API keys that callers need: a file, or redis. Default: none.",
 )
-@click.option("--tls-key", default=DEFAULTS.tls_key, help="Its private key, PEM.")
-@click.option("--tls-client-ca", default=DEFAULTS.tls_client_ca, help="Callers need certificates of these, PEM.")
+@click.option(
+    "--tls-cert",
+    default=DEFAULTS.tls_cert,
+    show_default=False,
+    help="Certificate chain to listen with, PEM. Default: plaintext.",
+)
+@click.option("--tls-key", default=DEFAULTS.tls_key, show_default=False, help="Its private key, PEM.")
+@click.option(
+    "--tls-client-ca",
+    default=DEFAULTS.tls_client_ca,
+    show_default=False,
+    help="Callers need certificates of these, PEM.",
+)
 @click.option("--insecure", is_flag=True, help="Listen where others can reach it without keys and TLS.")
 @click.option(
     "--otlp",

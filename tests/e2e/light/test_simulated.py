@@ -88,8 +88,14 @@ async def test_kill_9_of_one_of_many_is_noticed_by_no_stream(many: Up) -> None:
         before = {worker.id: worker.incarnation for worker in await client.workers()}
         assert len(before) == WORKERS
         streams = [Stream() for _ in range(24)]
-        reading = [asyncio.create_task(stream.read(client, long_one(seed))) for seed, stream in enumerate(streams)]
-        await asyncio.gather(*(stream.first.wait() for stream in streams))
+        reading: list[asyncio.Task[None]] = []
+        # What has a form begins after it was compiled: without one others could be through by then.
+        for formed in (True, False):
+            begun = [
+                (seed, stream) for seed, stream in enumerate(streams) if long_one(seed).HasField("structure") is formed
+            ]
+            reading += [asyncio.create_task(stream.read(client, long_one(seed))) for seed, stream in begun]
+            await asyncio.gather(*(stream.first.wait() for _, stream in begun))
         victim = streams[0].worker
         os.kill(pids[victim], signal.SIGKILL)
         await asyncio.gather(*reading)

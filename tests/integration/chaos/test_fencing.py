@@ -93,6 +93,6 @@ async def test_without_the_check_the_late_write_is_found(broker: Broker) -> None
     whole = broker._scripts["commit"].source
     source, removed = CHECK.subn("if seen.err then", whole)
     assert removed == 1
-    broker._scripts["commit"] = Script(source, "0" * 40)
+    broker._scripts["commit"] = Script(source, "0" * 40, reads=False)
     assert await two_attempts(broker) == [Commit.WRITTEN, Commit.WRITTEN]
     assert await found(broker) == ["I2 late attempt"]

@@ -44,7 +44,7 @@ async def by_hand(broker: Broker, fleet: Fleet, request_id: str, edit: Callable[
     names = [keys.job(request_id), keys.log(request_id), keys.jobs(info.id), keys.worker(info.id)]
     names += [keys.load(info.id, info.incarnation), keys.routes]
     args = [job.SerializeToString(), b"digest", request_id, info.id, info.incarnation, "", "", 1000, 403, 3, 1]
-    assert await broker.script("submit", names, [*args, 3, 0, "", 0, 0, ""]) == [b"accepted"]
+    assert await broker.script("submit", names, [*args, 3, 0, "", 0, 0, "", "", "", "", ""]) == [b"accepted"]
 
 
 async def test_a_flood_of_jobs_that_no_gateway_wrote_harms_nobody(broker: Broker, fleet: Fleet, client: Client) -> None:
