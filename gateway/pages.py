@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import KvError
+from kvstore.loop_time import loop_timeout
 from kvstore.outage import Outage
 from kvstore.page_store import TTL_S, PageLimits
 
@@ -104,7 +105,7 @@ class Stored:
             if self._clock() < self._again:
                 return 0
             try:
-                async with asyncio.timeout(self._limit_s):
+                async with loop_timeout(self._limit_s):
                     blocks = await self._store.covered(question[0], chain)
             except TimeoutError:
                 self._outage.failed("no answer in time")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.block_hash import TOKEN_BYTES, chain_of, root
 from kvstore.errors import BrokerError
+from kvstore.loop_time import loop_timeout
 from kvstore.outage import Outage
 from kvstore.prefix_index import Seen
 from kvstore.prompts import encoded
@@ -159,7 +160,7 @@ class Looks:
         if self._clock() < self._again:
             return None
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with loop_timeout(self._limit_s):
                 seen = await self._match(workers, hashes)
         except TimeoutError:
             self._outage.failed("no answer in time")

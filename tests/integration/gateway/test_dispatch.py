@@ -116,7 +116,6 @@ async def test_500_prompts_at_once_are_all_placed_by_what_workers_hold(broker: B
     """Their crowd takes longer than the index may."""
     workers = [ScriptedWorker(broker, f"w{index}") for index in range(2)]
     async with dispatching(broker, *workers, max_queue=1000) as stage:
-        stage.dispatch._placing._looks._limit_s = 1.0  # a busy machine takes time from the few that are under way
         served = await stage.models.find("")
         prompt = range(2, 2000)
         orders = [order(f"r{index}", [index + 2, *prompt]) for index in range(500)]
