@@ -22,12 +22,13 @@ class Proxy:
     """Replies come so much later."""
     url: str = ""
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
+    _taking: asyncio.Event = field(default_factory=asyncio.Event)
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def __aenter__(self) -> Proxy:
-        self._flowing.set()
+        self.release()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
         return self
@@ -42,9 +43,15 @@ class Proxy:
         """Holds replies back; the connections stay open."""
         self._flowing.clear()
 
+    def freeze(self) -> None:
+        """Holds requests and replies back, and what the other side closes: nobody hears of anything."""
+        self._flowing.clear()
+        self._taking.clear()
+
     def release(self) -> None:
-        """Lets them go."""
+        """Lets all of it go."""
         self._flowing.set()
+        self._taking.set()
 
     def cut(self) -> None:
         """Closes all connections."""
@@ -85,8 +92,10 @@ class Proxy:
             while data := await reader.read(2**20):
                 if self.lose is not None and self.lose in data:
                     self.lose, doomed = None, True
+                await self._taking.wait()
                 upstream_writer.write(data)
                 await upstream_writer.drain()
+            await self._taking.wait()
 
         async def replies() -> None:
             while data := await upstream.read(2**20):

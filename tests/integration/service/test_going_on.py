@@ -141,10 +141,10 @@ async def test_a_gateway_that_stands_still_is_left(pings: None, two: Two, fleet:
     """Its connections stay open, and nothing comes."""
     whole = await two.ask(request("whole"))
 
-    async def hold() -> None:
-        two.proxy.hold()
+    async def freeze() -> None:
+        two.proxy.freeze()
 
-    answer = await two.ask(request("held"), 5, hold)
+    answer = await two.ask(request("held"), 5, freeze)
     assert (answer.token_ids, answer.text) == (whole.token_ids, whole.text)
     two.proxy.release()
     await fleet.idle()
