@@ -20,12 +20,19 @@ from ops.config import POLICIES, usable_cores
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bench.routing_client import Saturated
     from bench.routing_load import GroupedLoad, Scenario
     from octavo.v1 import fleet_pb2
     from ops.client import Client
     from ops.config import FleetConfig
 
 CALIBRATION_S: Final = 20.0
+"""For so long a fleet's rate is measured at least."""
+MOST_CALIBRATION_S: Final = 120.0
+"""And at most, where it is slow."""
+ROUNDS: Final = 3
+"""Between both it goes on until so many answers have come for each request that is under way: those that begin together
+end together, and tell of no rate."""
 PLACES_PER_WORKER: Final = 4
 """Requests under way at each worker while a fleet's rate is measured."""
 FILL_PER_WORKER: Final = 2
@@ -61,13 +68,14 @@ class RoutingConfig:
     @property
     def most_s(self) -> float:
         """Of the whole sweep from when the fleet has started, when every phase ends with a full queue."""
-        calibration = 0.0 if self.capacity else CALIBRATION_S + SETTLE_S
+        calibration = 0.0 if self.capacity else MOST_CALIBRATION_S + SETTLE_S
         run = self.fill_s + SETTLE_S + self.warm_s + self.seconds + self.drain_s + SETTLE_S + EXTRA_S
         return calibration + self.runs * run
 
     def told(self) -> str:
         """What it takes, before it begins."""
-        first = "" if self.capacity else f"{CALIBRATION_S:g} s to measure what the fleet answers without hits, then "
+        limits = f"{CALIBRATION_S:g} to {MOST_CALIBRATION_S:g} s"
+        first = "" if self.capacity else f"{limits} to measure what the fleet answers without hits, then "
         return (
             f"{first}{self.runs} runs: {self.fill_s:g} s to fill caches, {self.warm_s:g} s to warm up, "
             f"{self.seconds:g} s that count and up to {self.drain_s:g} s to drain; at most "
@@ -182,13 +190,13 @@ class Sweep:
             "policies": list(config.policies),
         }
         if config.capacity is None:
-            self._note(f"measuring what the fleet answers without hits, for {CALIBRATION_S:g} s")
-            ends = await self._saturate(client, 0, self._salt, PLACES_PER_WORKER * len(workers), CALIBRATION_S)
-            self._capacity = rate_of(ends, CALIBRATION_S)
+            limits = f"{CALIBRATION_S:g} to {MOST_CALIBRATION_S:g} s"
+            self._note(f"measuring what the fleet answers without hits, for {limits}")
+            self._capacity = await self._measured(client, PLACES_PER_WORKER * len(workers))
         else:
             self._capacity = config.capacity
         if not self._capacity:
-            raise ValueError(f"the fleet answered nothing within {CALIBRATION_S:g} s; take shorter prompts")
+            raise ValueError(f"the fleet answered nothing within {MOST_CALIBRATION_S:g} s; take shorter prompts")
         facts["capacity_per_s"] = self._capacity
         facts["capacity_measured"] = config.capacity is None
         self._note(f"load 1 is {self._capacity:.2f} requests/s")
@@ -203,8 +211,7 @@ class Sweep:
         salt = f"{self._salt}/{len(runs)}"
         client = self._fleet.clients[policy]
         if config.fill_s:
-            places = FILL_PER_WORKER * self._results.facts["fleet"]["workers"]
-            await self._saturate(client, scenario.groups, salt, places, config.fill_s)
+            await self._fill(client, scenario.groups, salt)
         last = await last_route(self._fleet.redis, self._namespace) if config.routes else ""
         before = await self._fleet.stolen()
         sent = await send(client, asks, salt=salt, seconds=whole, drain_s=config.drain_s)
@@ -239,14 +246,31 @@ class Sweep:
         counted = [each for each in records if window.has(each.decided_unix_ms / 1000)]
         self._results.routes += counted[-config.routes :]
 
-    async def _saturate(self, client: Client, groups: int, salt: str, places: int, seconds: float) -> list[float]:
-        """When answers ended; the fleet has nothing left to do."""
+    async def _measured(self, client: Client, places: int) -> float:
+        """Answers per second without hits."""
+        asks = self._config.load.endless(0, self._vocab_size)
+        done = await saturate(
+            client,
+            asks,
+            salt=self._salt,
+            places=places,
+            seconds=CALIBRATION_S,
+            answers=ROUNDS * places,
+            most_s=MOST_CALIBRATION_S,
+        )
+        await self._settled(done)
+        return rate_of(done.ends, places)
+
+    async def _fill(self, client: Client, groups: int, salt: str) -> None:
         asks = self._config.load.endless(groups, self._vocab_size)
-        done = await saturate(client, asks, salt=salt, places=places, seconds=seconds)
+        places = FILL_PER_WORKER * self._results.facts["fleet"]["workers"]
+        await self._settled(await saturate(client, asks, salt=salt, places=places, seconds=self._config.fill_s))
+
+    async def _settled(self, done: Saturated) -> None:
+        """The fleet has nothing left to do."""
         for error, count in done.errors.items():
             self._note(f"  {count} of the requests beforehand failed: {error}")
         await self._fleet.settle()
-        return done.ends
 
 
 def told_run(run: dict[str, Any]) -> str:

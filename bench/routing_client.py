@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -129,16 +130,27 @@ class Saturated:
     """Calls that failed, by message."""
 
 
-async def saturate(client: Client, asks: Iterator[Ask], *, salt: str, places: int, seconds: float) -> Saturated:
-    """A closed loop: `places` requests are always under way, for `seconds`; then what is under way is given up."""
+async def saturate(
+    client: Client,
+    asks: Iterator[Ask],
+    *,
+    salt: str,
+    places: int,
+    seconds: float,
+    answers: int = 0,
+    most_s: float = 0.0,
+) -> Saturated:
+    """A closed loop: `places` requests are always under way, for `seconds`, and longer, up to `most_s`, where so many
+    `answers` have not come yet; then what is under way is given up."""
     began = time.monotonic()
     ends: list[float] = []
     errors: Counter[str] = Counter()
+    enough = asyncio.Event()
 
     async def user() -> None:
         for ask in asks:
             try:
-                await client.generate(ask.request(salt), timeout=seconds + _MARGIN_S)
+                await client.generate(ask.request(salt), timeout=max(seconds, most_s) + _MARGIN_S)
             except grpc.aio.AioRpcError as error:
                 errors[describe(error)] += 1
                 # Who is refused at once would do nothing but ask.
@@ -147,18 +159,27 @@ async def saturate(client: Client, asks: Iterator[Ask], *, salt: str, places: in
                 errors[f"broken stream: {error}"] += 1
             else:
                 ends.append(time.monotonic() - began)
+                if len(ends) >= answers:
+                    enough.set()
 
     users = [asyncio.create_task(user()) for _ in range(places)]
     try:
-        await asyncio.wait(users, timeout=seconds)
+        _, busy = await asyncio.wait(users, timeout=seconds)
+        if busy and len(ends) < answers and most_s > seconds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(began + most_s - time.monotonic()):
+                    await enough.wait()
     finally:
         await cancel_all(users)
     return Saturated(ends, errors)
 
 
-def rate_of(ends: Sequence[float], seconds: float) -> float:
-    """Ends per second in the later half of `seconds`: at first a fleet works on everything, and ends nothing."""
-    return sum(seconds / 2 <= each < seconds for each in ends) / (seconds / 2)
+def rate_of(ends: Sequence[float], places: int) -> float:
+    """Answers per second of a closed loop. What ends first counts, as many as there are places, only where nothing else
+    did: a fleet begins all of it together, and ends nothing for a while."""
+    if len(ends) <= places:
+        return len(ends) / ends[-1] if ends else 0.0
+    return (len(ends) - places) / (ends[-1] - ends[places - 1])
 
 
 async def _until(moment: float) -> None:

@@ -98,9 +98,9 @@ def routing(context: click.Context, /, out: Path, plot: str, as_json: bool, **va
     One fleet has a gateway for each policy. Prompts with long beginnings in common arrive by themselves (Poisson),
     whatever becomes of those before; each policy gets the same ones in turn. Without other options: 4 workers of one
     thread with small pools and three loads, or, with --simulated, 32 workers and working sets of half a pool to eight.
-    Load 1 is what the fleet answers without hits: without --capacity that is measured first, for 20 s. A figure `> x`
-    lies among the requests that were given up at a run's end, and is more. Writes routing.json, routing.md and the
-    plot, with --routes also routes.jsonl for bench replay. Ctrl-C ends it with the figures so far.
+    Load 1 is what the fleet answers without hits: without --capacity that is measured first, for 20 s or more. A figure
+    `> x` lies among the requests that were given up at a run's end, and is more. Writes routing.json, routing.md and
+    the plot, with --routes also routes.jsonl for bench replay. Ctrl-C ends it with the figures so far.
     """
     settings, config = configured(context, values)
     results_folder(out, plot)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore.errors import KvError
 from kvstore.jobs import Finished, Jobs
 from kvstore.logs import about
+from kvstore.loop_time import loop_timeout
 from kvstore.outage import Outage
 from kvstore.prefix_index import PrefixIndex
 from kvstore.registry import HEARTBEAT_S, ModelCard, Registry, WorkerInfo
@@ -86,7 +87,7 @@ class Heartbeat:
             draining = self._draining.is_set()
             look = self._held.look()
             try:
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with loop_timeout(HEARTBEAT_S):
                     renewed = await self._registry.renew(self._live_info())
             except TimeoutError:
                 outage.failed("no answer in time")

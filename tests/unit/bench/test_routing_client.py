@@ -146,6 +146,14 @@ async def test_places_are_always_taken_until_time_is_over(pair: tuple[Server, Cl
     assert done.ends[-1] < 5
 
 
+async def test_it_goes_on_until_enough_has_come_or_no_longer_may(pair: tuple[Server, Client]) -> None:
+    _, client = pair
+    done = await saturate(client, (ask(0.0) for _ in count()), salt="", places=3, seconds=0.0, answers=7, most_s=60.0)
+    assert 7 <= len(done.ends) <= 9
+    stuck = await saturate(client, (ask(0.0, HANG) for _ in count()), salt="", places=3, seconds=0, answers=1, most_s=1)
+    assert stuck.ends == []
+
+
 async def test_failures_of_a_closed_loop_are_counted(pair: tuple[Server, Client]) -> None:
     _, client = pair
     few = (ask(0.0, kind) for kind in (BREAK, 9, BREAK, REFUSE))
@@ -154,6 +162,7 @@ async def test_failures_of_a_closed_loop_are_counted(pair: tuple[Server, Client]
     assert len(done.ends) == 1
 
 
-def test_a_rate_is_that_of_the_later_half() -> None:
-    assert rate_of([0.1, 0.2, 4.9, 5.0, 6.0, 9.9, 10.0], seconds=10.0) == 0.6
-    assert rate_of([], seconds=10.0) == 0.0
+def test_a_rate_is_that_of_what_follows_on_the_first() -> None:
+    assert rate_of([4.9, 5.0, 6.0, 9.0, 10.0], places=2) == 3 / 5
+    assert rate_of([4.0, 5.0], places=2) == 2 / 5
+    assert rate_of([], places=2) == 0.0
