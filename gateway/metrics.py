@@ -50,6 +50,15 @@ class Metrics:
         self.registry.register(self.queues)
         self.ledger = LedgerGauges()
         self.registry.register(self.ledger)
+        self._of_calls()
+        self._of_caches()
+        self._of_moved_jobs()
+        self.parts = Parts(*CALL_PARTS)
+        self.registry.register(PartsCollector("octavo_part_seconds", "Parts of calls that stream.", "part", self.parts))
+        ProcessCollector(registry=self.registry)
+        self._server: tuple[WSGIServer, Thread] | None = None
+
+    def _of_calls(self) -> None:
         self.requests = Counter(
             "octavo_requests",
             "Generate and Attach calls that have ended.",
@@ -71,6 +80,15 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=self.registry,
         )
+        self.http_responses = Counter(
+            "octavo_http_responses",
+            "Answers to HTTP requests that have begun.",
+            ("path", "status"),
+            registry=self.registry,
+        )
+        self.streams = Gauge("octavo_streams", "Generate and Attach calls that are open.", registry=self.registry)
+
+    def _of_caches(self) -> None:
         self.predicted_tokens = Counter(
             "octavo_predicted_cached_tokens",
             "Prompt tokens that were expected in the cache of the worker that began a job.",
@@ -87,6 +105,8 @@ class Metrics:
         )
         for outcome in OUTCOMES:
             self.predictions.labels(outcome=outcome)
+
+    def _of_moved_jobs(self) -> None:
         self.rehomed = Counter(
             "octavo_rehomed",
             "Jobs of workers that were gone, by what this gateway did: moved them to another worker, ended them as"
@@ -99,17 +119,6 @@ class Metrics:
         self.resubmitted = Counter(
             "octavo_resubmitted", "Submissions of jobs that the broker had lost.", registry=self.registry
         )
-        self.http_responses = Counter(
-            "octavo_http_responses",
-            "Answers to HTTP requests that have begun.",
-            ("path", "status"),
-            registry=self.registry,
-        )
-        self.streams = Gauge("octavo_streams", "Generate and Attach calls that are open.", registry=self.registry)
-        self.parts = Parts(*CALL_PARTS)
-        self.registry.register(PartsCollector("octavo_part_seconds", "Parts of calls that stream.", "part", self.parts))
-        ProcessCollector(registry=self.registry)
-        self._server: tuple[WSGIServer, Thread] | None = None
 
     def watch_broker(self, spent: Parts) -> None:
         """Shows what was waited for."""

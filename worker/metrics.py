@@ -43,6 +43,26 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry, tracing: Tracing = UNTRACED) -> None:
         self.traces = Traces(tracing)
+        self._of_jobs_and_steps(registry)
+        self._of_the_pool(registry)
+        self._gauges = [
+            *(self.sequences.labels(state) for state in ("running", "waiting")),
+            *(self.blocks.labels(state) for state in ("free", "cached", "used")),
+        ]
+        self._counters = [
+            *(self.prefix_tokens.labels(result) for result in ("queried", "hit")),
+            *(self.evictions, self.preemptions, self.displacements, self.computed_tokens, self.output_tokens),
+        ]
+        self._seen = (0,) * len(self._counters)
+        self._drifts = 0
+        self.parts = Parts(*SHELL_PARTS)
+        registry.register(PartsCollector("octavo_part_seconds", "Parts of the shell's work", "part", self.parts))
+        self._threads = _ThreadSeconds()
+        registry.register(self._threads)
+        ProcessCollector(registry=registry)
+        self._registry = registry
+
+    def _of_jobs_and_steps(self, registry: CollectorRegistry) -> None:
         self.jobs = Counter("octavo_jobs", "Jobs ended by this worker", ["outcome"], registry=registry)
         self.fenced = Counter("octavo_fenced", "Writes refused because the job had moved on", registry=registry)
         self.resumed = Counter(
@@ -61,6 +81,21 @@ class WorkerMetrics:
             "octavo_step_sequences", "Sequences in one step", buckets=SIZE_BUCKETS, registry=registry
         )
         self.sequences = Gauge("octavo_worker_sequences", "Sequences by state", ["state"], registry=registry)
+        self.preemptions = Counter("octavo_preemptions", "Sequences sent back to be recomputed", registry=registry)
+        self.displacements = Counter(
+            "octavo_displacements", "Those of the preemptions that made place for a higher priority", registry=registry
+        )
+        self.computed_tokens = Counter(
+            "octavo_computed_tokens", "Tokens that steps computed, prompts' and recomputed ones too", registry=registry
+        )
+        self.output_tokens = Counter("octavo_output_tokens", "Tokens that steps gave as output", registry=registry)
+        self.stolen = Counter(
+            "octavo_stolen", "Jobs taken from other workers that could not read them yet", registry=registry
+        )
+        for after in ("attempt", "gap"):
+            self.resumed.labels(after)
+
+    def _of_the_pool(self, registry: CollectorRegistry) -> None:
         self.blocks = Gauge("octavo_pool_blocks", "Blocks of the pool by state", ["state"], registry=registry)
         self.prefix_tokens = Counter(
             "octavo_prefix_tokens",
@@ -74,42 +109,13 @@ class WorkerMetrics:
         self.evictions = Counter(
             "octavo_evictions", "Cached blocks given up for new ones or over the limit", registry=registry
         )
-        self.preemptions = Counter("octavo_preemptions", "Sequences sent back to be recomputed", registry=registry)
-        self.displacements = Counter(
-            "octavo_displacements", "Those of the preemptions that made place for a higher priority", registry=registry
-        )
-        self.computed_tokens = Counter(
-            "octavo_computed_tokens", "Tokens that steps computed, prompts' and recomputed ones too", registry=registry
-        )
-        self.output_tokens = Counter("octavo_output_tokens", "Tokens that steps gave as output", registry=registry)
-        self.stolen = Counter(
-            "octavo_stolen", "Jobs taken from other workers that could not read them yet", registry=registry
-        )
         self.index_repairs = Counter(
             "octavo_index_repairs",
             "Times that the prefix index was found to differ from what the pool offers, and written anew",
             registry=registry,
         )
-        for after in ("attempt", "gap"):
-            self.resumed.labels(after)
         for kind in EventKind:
             self.pool_events.labels(kind.value)
-        self._gauges = [
-            *(self.sequences.labels(state) for state in ("running", "waiting")),
-            *(self.blocks.labels(state) for state in ("free", "cached", "used")),
-        ]
-        self._counters = [
-            *(self.prefix_tokens.labels(result) for result in ("queried", "hit")),
-            *(self.evictions, self.preemptions, self.displacements, self.computed_tokens, self.output_tokens),
-        ]
-        self._seen = (0,) * len(self._counters)
-        self._drifts = 0
-        self.parts = Parts(*SHELL_PARTS)
-        registry.register(PartsCollector("octavo_part_seconds", "Parts of the shell's work", "part", self.parts))
-        self._threads = _ThreadSeconds()
-        registry.register(self._threads)
-        ProcessCollector(registry=registry)
-        self._registry = registry
 
     def watch_broker(self, spent: Parts) -> None:
         """Shows what was waited for."""
