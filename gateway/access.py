@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     import grpc.aio
 
 KEY_HEADER: Final = "authorization"
+TENANT_HEADER: Final = "octavo-tenant"
+"""Names the tenant for whom an operator asks: what comes of the call is that tenant's, and so are its limits."""
+SYSTEM: Final = "system"
+"""In the place of a file: certificates that this machine trusts anyway."""
+
+
+class AccessError(ValueError):
+    """What is said of how gateways are reached does not go together, or can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +35,14 @@ class Access:
     """The client's own, for gateways that ask for one, with its ``private_key``."""
     private_key: bytes | None = field(default=None, repr=False)
     api_key: str = field(default="", repr=False)
+    tenant: str = ""
+    """For whom an operator's calls are; empty: for the key's own tenant."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries."""
-        return ((KEY_HEADER, f"Bearer {self.api_key}"),) if self.api_key else ()
+        key = ((KEY_HEADER, f"Bearer {self.api_key}"),) if self.api_key else ()
+        return (*key, (TENANT_HEADER, self.tenant)) if self.tenant else key
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
@@ -73,5 +85,29 @@ class Keyed:
 
 
 def keyed(channel: Any, access: Access) -> Any:
-    """The channel for stubs whose calls carry the API key, if there is one."""
-    return Keyed(channel, access.metadata) if access.api_key else channel
+    """The channel for stubs whose calls carry the API key, if there is one, and what else is to be said."""
+    return Keyed(channel, access.metadata) if access.metadata else channel
+
+
+def read_access(tls_ca: str, client_cert: str, client_key: str, api_key: str) -> Access:
+    """From the paths of PEM files, and a key; empty: none. Raises AccessError."""
+    if bool(client_cert) != bool(client_key):
+        raise AccessError("a client's certificate and its key go together")
+    if client_cert and not tls_ca:
+        raise AccessError(f"a client's certificate is for TLS: give --tls-ca as well, a file or {SYSTEM!r}")
+    if not api_key.isascii() or not api_key.isprintable():
+        raise AccessError("the API key has characters that no key has")
+    return Access(
+        tls=bool(tls_ca),
+        ca=_read(tls_ca) if tls_ca != SYSTEM else None,
+        certificate=_read(client_cert),
+        private_key=_read(client_key),
+        api_key=api_key,
+    )
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes() if path else None
+    except OSError as error:
+        raise AccessError(f"{path} can't be read: {error.strerror or error}") from error

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway.access import TENANT_HEADER
 from gateway.errors import AdmissionError, Forbidden, Unauthenticated, shown
 from kvstore.api_keys import KeyBook, RedisKeys
 from kvstore.key_file import KeyFile
-from kvstore.tenants import NO_QUOTA, NOBODY, Quota, is_job_name
+from kvstore.tenants import NO_QUOTA, NOBODY, TENANT, Quota, is_job_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,17 +61,26 @@ class Doorman:
             self._version, self._book = found
 
     def caller(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
-        """Who calls, by the call's metadata. Raises Unauthenticated: there is no key in it, or none that holds."""
+        """Who calls, or for whom an operator does, by the call's metadata. Raises Unauthenticated: there is no key in
+        it, or none that holds; Forbidden, AdmissionError: it names a tenant that it may not name, or that is none."""
+        pairs = tuple(metadata or ())
+        tenant = tenant_named(pairs)
         if self._store is None:
+            if tenant is not None:
+                raise Forbidden(f"{TENANT_HEADER} is set, and no API keys are in use here, so there are no tenants")
             return ANYBODY
         try:
-            key = self._book.holder(bearer_of(metadata or ()))
+            key = self._book.holder(bearer_of(pairs))
             if key is None:
                 raise Unauthenticated("the API key is not known: it is wrong, or was revoked")
         except Unauthenticated:
             self.refused += 1
             raise
-        return Caller(key.tenant, self._book.quota(key.tenant), key.operator)
+        if tenant is None:
+            return Caller(key.tenant, self._book.quota(key.tenant), key.operator)
+        if not key.operator:
+            raise Forbidden(f"{TENANT_HEADER} is for operators: `octavo keys add --operator` makes a key for it")
+        return Caller(tenant, self._book.quota(tenant), operator=False)
 
     def operator(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
         """Who calls, if they may ask what concerns the whole fleet. Raises Unauthenticated, Forbidden."""
@@ -92,6 +102,18 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthenticated(f"the authorization carries no API key: {HOW}")
     return key.strip()
+
+
+def tenant_named(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """For whom a call says that it is; None: it does not say. Raises AdmissionError for what names no tenant."""
+    values = [value for name, value in metadata if name.lower() == TENANT_HEADER]
+    if not values:
+        return None
+    value = values[0] if isinstance(values[0], str) else values[0].decode(errors="replace")
+    if len(values) > 1 or not TENANT.fullmatch(value):
+        told = shown(value) if len(values) == 1 else f"there {len(values)} times"
+        raise AdmissionError(TENANT_HEADER, told, "must be one name, of 1 to 64 characters of [A-Za-z0-9._-]")
+    return value
 
 
 def check_job_name(name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from gateway.access import Access
 
-SYSTEM: Final = "system"
-"""As --tls-ca: certificates that this machine trusts anyway."""
 CERTIFICATE: Final = "PEM file of a certificate of one's own, for gateways that want one."
 
 
@@ -68,7 +65,7 @@ def access_options(
             return function(*arguments, access=access_of(**told), **values)
 
         own: dict[str, Any] = {"default": "", "show_envvar": True}
-        told = f"PEM file of who signed the gateways' certificates, or {SYSTEM!r}: TLS. Default: plaintext."
+        told = "PEM file of who signed the gateways' certificates, or 'system': TLS. Default: plaintext."
         for add in (
             option("--api-key", default="", help="For gateways that want one; others may see options, not variables."),
             click.option(key, "client_key", envvar="OCTAVO_CLIENT_KEY", help="Its private key, a PEM file.", **own),
@@ -83,25 +80,9 @@ def access_options(
 
 def access_of(tls_ca: str, client_cert: str, client_key: str, api_key: str) -> Access:
     """Raises click.UsageError for what does not go together, or can't be read."""
-    if bool(client_cert) != bool(client_key):
-        raise click.UsageError("a client's certificate and its key go together")
-    if client_cert and not tls_ca:
-        raise click.UsageError(f"a client's certificate is for TLS: give --tls-ca as well, a file or {SYSTEM!r}")
-    if not api_key.isascii() or not api_key.isprintable():
-        raise click.UsageError("the API key has characters that no key has")
-    from gateway.access import Access  # here: nothing of a gateway is loaded for --help
+    from gateway.access import AccessError, read_access  # here: nothing of a gateway is loaded for --help
 
-    return Access(
-        tls=bool(tls_ca),
-        ca=_read(tls_ca) if tls_ca != SYSTEM else None,
-        certificate=_read(client_cert),
-        private_key=_read(client_key),
-        api_key=api_key,
-    )
-
-
-def _read(path: str) -> bytes | None:
     try:
-        return Path(path).read_bytes() if path else None
-    except OSError as error:
-        raise click.UsageError(f"{path} can't be read: {error.strerror or error}") from error
+        return read_access(tls_ca, client_cert, client_key, api_key)
+    except AccessError as error:
+        raise click.UsageError(str(error)) from error

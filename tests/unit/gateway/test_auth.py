@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from gateway.access import TENANT_HEADER
 from gateway.auth import ANYBODY, Caller, Doorman, bearer_of
-from gateway.errors import Forbidden, Unauthenticated, lookup
+from gateway.errors import AdmissionError, Forbidden, Unauthenticated, lookup
 from kvstore.api_keys import ApiKey, digest_of, entry_of, limits_of
 from kvstore.errors import KeysDamaged, OverQuota
 from kvstore.key_file import KeyFile
@@ -72,6 +73,39 @@ async def test_what_changes_holds_with_the_next_look(tmp_path: Path) -> None:
     with pytest.raises(Unauthenticated, match=r"^the API key is not known: it is wrong, or was revoked$"):
         doorman.caller(carrying("k1"))
     assert doorman.caller(carrying("k2")).quota == Quota(concurrency=1)
+
+
+async def test_an_operator_asks_for_a_tenant_and_nobody_else_does(tmp_path: Path) -> None:
+    store = KeyFile(tmp_path / "keys")
+    await store.put(
+        entry_of(ApiKey(digest_of("k1"), "acme")) | entry_of(ApiKey(digest_of("k2"), "house", operator=True))
+    )
+    await store.put(limits_of("acme", Quota(concurrency=2)))
+    doorman = Doorman(store)
+    await doorman.look()
+    for_acme = (*carrying("k2"), ("Octavo-Tenant", "acme"))
+    assert doorman.caller(for_acme) == Caller("acme", Quota(concurrency=2), operator=False)
+    # Who asks for a tenant may no more than that one.
+    with pytest.raises(Forbidden, match="this call is for operators"):
+        doorman.operator(for_acme)
+    assert doorman.caller((*carrying("k2"), (TENANT_HEADER, b"new"))) == Caller("new", Quota(), operator=False)
+    for tenant in ("acme", "house"):
+        with pytest.raises(Forbidden, match=r"^octavo-tenant is for operators"):
+            doorman.caller((*carrying("k1"), (TENANT_HEADER, tenant)))
+    with pytest.raises(Unauthenticated):
+        doorman.caller(((TENANT_HEADER, "acme"),))
+
+
+@pytest.mark.parametrize("values", [[""], ["a/b"], ["x" * 65], ["a", "a"], [b"\xff"]])
+async def test_what_names_no_tenant(values: list[str | bytes]) -> None:
+    with pytest.raises(AdmissionError, match="must be one name, of 1 to 64 characters") as refused:
+        Doorman().caller([(TENANT_HEADER, value) for value in values])
+    assert refused.value.field == TENANT_HEADER
+
+
+async def test_where_no_keys_are_in_use_there_are_no_tenants() -> None:
+    with pytest.raises(Forbidden, match=r"^octavo-tenant is set, and no API keys are in use here"):
+        Doorman().caller([(TENANT_HEADER, "acme")])
 
 
 async def test_keys_that_can_not_be_read_hold_on(tmp_path: Path) -> None:

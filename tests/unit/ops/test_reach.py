@@ -52,6 +52,7 @@ def test_options_and_variables(tmp_path: Path) -> None:
 def test_secrets_are_not_shown() -> None:
     assert "k1" not in repr(Access(api_key="k1", private_key=b"k1"))
     assert Access(api_key="k1").metadata == (("authorization", "Bearer k1"),)
+    assert Access(api_key="k1", tenant="acme").metadata == (("authorization", "Bearer k1"), ("octavo-tenant", "acme"))
 
 
 @pytest.mark.parametrize(
