@@ -32,6 +32,13 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     default=DEFAULTS.http_port,
     help="OpenAI's HTTP API; 0: any free port. Default: none.",
 )
+@click.option(
+    "--batches",
+    type=click.Path(file_okay=False),
+    default=DEFAULTS.batches,
+    show_default=False,
+    help="Folder for /v1/files and /v1/batches, shared with octavo batch worker. Default: HTTP has neither.",
+)
 @click.option("--max-queue", type=click.IntRange(1), default=DEFAULTS.max_queue, help="Unfinished jobs of one worker.")
 @click.option(
     "--policy",

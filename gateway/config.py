@@ -32,7 +32,8 @@ class GatewayConfig:
     """Settings of a gateway.
 
     `grpc_port`, `metrics_port` and `http_port` 0 let the system choose; the `ready` line tells the result. Without an
-    `http_port` there is no HTTP. `max_queue` bounds the
+    `http_port` there is no HTTP, and without a folder of `batches`, which workers of batches share, no /v1/files and
+    /v1/batches. `max_queue` bounds the
     jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `policy` says how workers
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
     the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
@@ -49,6 +50,7 @@ class GatewayConfig:
     grpc_port: int = 50051
     metrics_port: int = 0
     http_port: int | None = None
+    batches: str = ""
     max_queue: int = 64
     policy: str = "prefix"
     pages: str = "none"

@@ -7,6 +7,7 @@ import logging
 import random
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
@@ -163,11 +164,17 @@ class Gateway:
         return self._server.add_secure_port(where, credentials)
 
     async def _start_http(self, tls: ssl.SSLContext | None) -> str | None:
-        if self._config.http_port is None:
+        config = self._config
+        if config.http_port is None:
             return None
         # Who serves no HTTP does without what that takes: half a second, and tens of megabytes.
         from gateway.http.server import HttpServer
 
+        desk = None
+        if config.batches:
+            from gateway.http.desk import Desk
+
+            desk = Desk(config.redis, config.namespace, Path(config.batches))
         http = HttpServer(
             service=self._inference,
             doorman=self._doorman,
@@ -175,8 +182,9 @@ class Gateway:
             tokenizers=self._tokenizers,
             metrics=self.metrics,
             serves=lambda: self._health.serves,
+            desk=desk,
         )
-        told = await http.start(self._config.host, self._config.http_port, tls)
+        told = await http.start(config.host, config.http_port, tls)
         self._http = http
         return told
 

@@ -36,11 +36,11 @@ from rq.worker_registration import clean_worker_registry
 from kvstore.batches import BatchState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rq.executions import Execution
 
-    from kvstore.batches import BatchStore
+    from kvstore.batches import Batch, BatchStore
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ class BatchWorker(Worker):
 
     queue_class = _Queue
 
-    def __init__(self, store: BatchStore, name: str) -> None:
+    def __init__(self, store: BatchStore, name: str, look: Callable[[], None] = lambda: None) -> None:
+        """``look``: called about every second, whether a batch runs or not; must take no time, and raise nothing."""
         super().__init__(
             [queue_of(store)],
             name=name,
@@ -98,6 +99,7 @@ class BatchWorker(Worker):
         )
         self.log_result_lifespan = False
         self._store = store
+        self._look = look
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """rq adds a minute."""
@@ -105,6 +107,7 @@ class BatchWorker(Worker):
 
     def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
         """A broker that is away for a while ends no batch."""
+        self._look()
         try:
             super().maintain_heartbeats(job, execution)
         except (RedisConnectionError, RedisTimeoutError) as error:
@@ -112,6 +115,7 @@ class BatchWorker(Worker):
 
     def run_maintenance_tasks(self) -> None:
         """As rq does it, every second and without a word each time; and ``settle``."""
+        self._look()
         (queue,) = self.queues
         if queue.acquire_maintenance_lock():
             try:
@@ -207,22 +211,26 @@ def drop(store: BatchStore, batch_id: str) -> None:
 
 
 def settle(store: BatchStore) -> None:
-    """Sees to open batches that rq does nothing about any more. Raises BrokerError, and RedisError."""
+    """Sees to open batches that rq does nothing about, or not any more. Raises BrokerError, and RedisError."""
+    without: list[Batch] = []
     for batch_id in store.open_ids():
         job = _job(store, batch_id)
         status = None if job is None else job.get_status(refresh=False)
         if status in (None, JobStatus.FINISHED, JobStatus.STOPPED, JobStatus.CANCELED):
-            if store.get(batch_id) is None:
+            batch = store.get(batch_id)
+            if batch is None:
                 store.all()  # which forgets it
-            else:
-                logger.warning("batch %s has no job (%s), and gets one", batch_id, status)
-                if job is not None:
-                    job.delete()
-                enqueue(store, batch_id)
+                continue
+            if job is not None:
+                logger.warning("the job of batch %s is %s, and made anew", batch_id, status)
+                job.delete()
+            without.append(batch)
         elif status is JobStatus.FAILED and job is not None:
             result = job.latest_result()
             error = ((result.exc_string if result else None) or "").strip().rpartition("\n")[2]
             store.end(batch_id, BatchState.FAILED, f"given up after {RETRIES} tries without a line done: {error}")
+    for batch in sorted(without, key=lambda batch: batch.created_ms):
+        enqueue(store, batch.id)
 
 
 def again() -> Any:

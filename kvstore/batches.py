@@ -17,6 +17,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import ConnectionPool, Redis
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 KEPT_S: Final = 30 * 86_400
 """How long after its end a batch is known."""
+IN_FLIGHT: Final = 4
+"""Lines of a batch that run at once, where nobody says how many: few enough that those who wait for answers hardly
+notice, on one worker. With sixteen their first tokens came half as late again."""
+NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 TIMEOUT_S: Final = 5.0
 RETRIES: Final = 3
 
@@ -61,15 +66,21 @@ class Settings:
     name: str = ""
     """For people: the file's."""
     total: int = 0
-    """Lines."""
+    """Lines. 0: a worker will check the file first, and count them."""
     model: str = ""
     """Of lines that name none."""
-    in_flight: int = 16
-    """Lines that run at once, at most."""
+    in_flight: int = IN_FLIGHT
+    """Lines that run at once, at most; 0: as many as whoever runs it takes."""
     priority: int = -10
     targets: str = ""
     """HOST:PORT of gateways, with commas between them; empty: those that the worker knows."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    input_file: str = ""
+    """Id of the uploaded file that it was made of; empty: it was submitted as it is."""
+    endpoint: str = ""
+    """The url that each of its lines must have; empty: any."""
+    tenant: str = ""
+    """Whose it is, and as whose its lines run; empty: nobody's, as the key of whoever runs it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,7 @@ class BatchStore:
 
     def create(self, batch_id: str, settings: Settings) -> None:
         """A new batch; one that is there already is left as it is."""
-        self._move(batch_id, (), BatchState.QUEUED, "created_ms", _flat(settings))
+        self._move(batch_id, (), BatchState.QUEUED, "created_ms", _flat(asdict(settings)))
 
     def reopen(self, batch_id: str) -> BatchState | None:
         """One that failed or was cancelled is queued again. The state that it is in now; None: it is unknown."""
@@ -140,14 +151,21 @@ class BatchStore:
         """A worker takes it, again or for the first time. The state that it is in then; None: it is unknown."""
         return self._move(batch_id, (BatchState.QUEUED, BatchState.RUNNING), BatchState.RUNNING, "started_ms", {})
 
+    def count(self, batch_id: str, total: int) -> BatchState | None:
+        """A worker has checked its file, which has so many lines. The state that it is in."""
+        before = (BatchState.RUNNING, BatchState.CANCELLING)
+        return self._move(batch_id, before, None, "", {"total": json.dumps(total)})
+
     def note(self, batch_id: str, progress: Progress) -> BatchState | None:
         """How far it is. The state that it is in."""
-        return self._move(batch_id, (BatchState.RUNNING, BatchState.CANCELLING), None, "", _flat(progress))
+        return self._move(batch_id, (BatchState.RUNNING, BatchState.CANCELLING), None, "", _flat(asdict(progress)))
 
-    def end(self, batch_id: str, state: BatchState, error: str = "") -> BatchState | None:
-        """It ends like this, unless it had ended. The state that it is in now."""
+    def end(
+        self, batch_id: str, state: BatchState, error: str = "", counts: Mapping[str, int] = NO_COUNTS
+    ) -> BatchState | None:
+        """It ends like this, unless it had ended; `counts` are fields of its progress. The state that it is in now."""
         before = (BatchState.QUEUED, BatchState.RUNNING, BatchState.CANCELLING)
-        return self._move(batch_id, before, state, "ended_ms", {"error": error})
+        return self._move(batch_id, before, state, "ended_ms", {"error": error, **_flat(counts)})
 
     def cancel(self, batch_id: str) -> BatchState | None:
         """Ends one that nobody has begun; whoever runs one is told. The state that it is in now; None: it is
@@ -179,6 +197,19 @@ class BatchStore:
         with self.translated():
             ids: Any = self.redis.smembers(self.keys.open_batches)
         return sorted(each.decode() for each in ids)
+
+    def open_of(self, tenant: str) -> int:
+        """How many of a tenant's have not ended."""
+        ids = self.open_ids()
+        with self.translated(), self.redis.pipeline(transaction=False) as pipeline:
+            for batch_id in ids:
+                pipeline.hget(self.keys.batch(batch_id), "tenant")
+            return pipeline.execute().count(json.dumps(tenant).encode())
+
+    def due(self, chore: str, every_s: int) -> bool:
+        """Whether nobody has begun it for so many seconds. Who asked has begun it then."""
+        with self.translated():
+            return bool(self.redis.set(self.keys.chore(chore), 1, nx=True, ex=every_s))
 
     def close(self) -> None:
         """Closes the connections."""
@@ -219,9 +250,9 @@ def _client(url: str) -> Redis:
     return Redis.from_pool(ConnectionPool(**options))
 
 
-def _flat(value: Settings | Progress) -> dict[str, str]:
+def _flat(values: Mapping[str, Any]) -> dict[str, str]:
     """As fields of a hash: each is JSON."""
-    return {name: json.dumps(told) for name, told in asdict(value).items()}
+    return {name: json.dumps(told) for name, told in values.items()}
 
 
 def _parsed(batch_id: str, found: Mapping[bytes, bytes]) -> Batch:

@@ -87,6 +87,7 @@ name                            type                what
                                                     until it ended.
 ``batches``                     sorted set          ids of batches by when they were accepted (Redis clock, ms).
 ``batches:open``                set                 ids of those that have not ended.
+``batches:chore:<chore>``       string              that somebody has done it within its time; its TTL is that time.
 ``batches:queue``               no key              name of the queue of rq that has a job for each of these. rq's own
                                                     keys begin with ``rq:``, whatever the namespace: a queue's is
                                                     ``rq:queue:<its name>``.
@@ -241,6 +242,9 @@ class Keys:
     @property
     def open_batches(self) -> str:
         return self._name("batches", "open")
+
+    def chore(self, name: str) -> str:
+        return self._name("batches", "chore", name)
 
     @property
     def batch_queue(self) -> str:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from gateway.batch import journal
+from gateway.batch.files import INPUT, Files
 from gateway.batch.lines import checked
+from gateway.errors import AdmissionError
 from kvstore import batch_queue
 from kvstore.batches import BatchState
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from kvstore.batches import Batch, BatchStore, Settings
 
+_OF: Final = "of-"
 _ID: Final = re.compile(r"batch_[0-9a-f]{24}")
 
 
@@ -33,7 +36,7 @@ class BatchUnknown(Exception):  # noqa: N818 - it says what happened
     """There is no such batch, or it ended too long ago."""
 
     def __init__(self, batch_id: str) -> None:
-        super().__init__(f"there is no batch {batch_id[:64]!r}; `octavo batch list` shows those that are known")
+        super().__init__(f"there is no batch {batch_id[:64]!r}")
 
 
 class BatchStateError(Exception):
@@ -54,6 +57,15 @@ class Place:
     def results(self, batch_id: str) -> Path:
         """Lines that have ended."""
         return self.folder / batch_id / "results.jsonl"
+
+    def files(self, tenant: str) -> Files:
+        """Those that a tenant's clients have uploaded, and that its batches left. No tenant's name leads to another
+        one's folder."""
+        return Files(self.folder / "files" / f"{_OF}{tenant}")
+
+    def all_files(self) -> list[Files]:
+        """Those of all tenants."""
+        return [Files(each) for each in sorted((self.folder / "files").glob(f"{_OF}*"))]
 
 
 def submit(place: Place, lines: Iterable[bytes], settings: Settings) -> Batch:
@@ -81,6 +93,35 @@ def submit(place: Place, lines: Iterable[bytes], settings: Settings) -> Batch:
         raise
     place.store.create(batch_id, replace(settings, total=total))
     batch_queue.enqueue(place.store, batch_id)
+    return status(place.store, batch_id)
+
+
+def adopt(place: Place, settings: Settings) -> Batch:
+    """Accepts a batch of an uploaded file, `settings.input_file`, unseen: whoever runs it checks it first, and ends it
+    as failed where it is none. The file may be deleted then. It gets its job of rq from the workers of batches
+    (``batch_queue.settle``): a gateway must not write any, as they could be for other code.
+
+    Raises FileUnknown: the batch's tenant has no such file; AdmissionError: it is none for batches; OSError;
+    BrokerError, as ``submit``.
+    """
+    files = place.files(settings.tenant)
+    if (purpose := files.get(settings.input_file).purpose) != INPUT:
+        raise AdmissionError("input_file_id", f"that of a file for {purpose!r}", f"must be of one for {INPUT!r}")
+    content = files.content(settings.input_file)
+    batch_id = f"batch_{secrets.token_hex(12)}"
+    home = place.folder / batch_id
+    home.mkdir()
+    try:
+        try:
+            os.link(content, place.input(batch_id))
+        except OSError:  # not every file system can
+            shutil.copyfile(content, place.input(batch_id))
+        journal.sync_folder(home)
+        journal.sync_folder(place.folder)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    place.store.create(batch_id, settings)
     return status(place.store, batch_id)
 
 

@@ -7,22 +7,24 @@ import logging
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.access import AccessError, read_access
 from gateway.batch.batches import Place
 from gateway.batch.journal import Journal, Locked
-from gateway.batch.lines import parse
+from gateway.batch.lines import FileError, checked, parse
 from gateway.batch.run import BatchRun
 from gateway.client import Client
 from kvstore.batch_queue import CurrentJob, again
-from kvstore.batches import BatchState, BatchStore
-from kvstore.errors import BrokerError
+from kvstore.batches import IN_FLIGHT, BatchState, BatchStore
+from kvstore.errors import BrokerError, MalformedValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gateway.access import Access
     from gateway.batch.lines import Line
     from kvstore.batches import Batch, Progress
 
@@ -42,6 +44,14 @@ class JobConfig:
     targets: str
     """HOST:PORT of gateways, with commas between them."""
     folder: Path
+    in_flight: int = IN_FLIGHT
+    """Lines at once, of batches that don't say how many."""
+    tls_ca: str = ""
+    """This and the next three: as ``gateway.access.read_access`` takes them."""
+    client_cert: str = ""
+    client_key: str = ""
+    api_key: str = field(default="", repr=False)
+    """Of an operator, where gateways want keys: batches of tenants are run for these."""
 
     def as_environment(self) -> dict[str, str]:
         """Variables for ``job_config``."""
@@ -50,7 +60,16 @@ class JobConfig:
             "OCTAVO_NAMESPACE": self.namespace,
             "OCTAVO_TARGET": self.targets,
             "OCTAVO_BATCHES": str(self.folder),
+            "OCTAVO_IN_FLIGHT": str(self.in_flight),
+            "OCTAVO_TLS_CA": self.tls_ca,
+            "OCTAVO_CLIENT_CERT": self.client_cert,
+            "OCTAVO_CLIENT_KEY": self.client_key,
+            "OCTAVO_API_KEY": self.api_key,
         }
+
+    def access(self, tenant: str) -> Access:
+        """How gateways are called for a tenant, with files as they are now. Raises AccessError."""
+        return replace(read_access(self.tls_ca, self.client_cert, self.client_key, self.api_key), tenant=tenant)
 
 
 def job_config(environment: Mapping[str, str]) -> JobConfig:
@@ -60,6 +79,11 @@ def job_config(environment: Mapping[str, str]) -> JobConfig:
         namespace=environment["OCTAVO_NAMESPACE"],
         targets=environment["OCTAVO_TARGET"],
         folder=Path(environment["OCTAVO_BATCHES"]),
+        in_flight=int(environment["OCTAVO_IN_FLIGHT"]),
+        tls_ca=environment["OCTAVO_TLS_CA"],
+        client_cert=environment["OCTAVO_CLIENT_CERT"],
+        client_key=environment["OCTAVO_CLIENT_KEY"],
+        api_key=environment["OCTAVO_API_KEY"],
     )
 
 
@@ -93,9 +117,8 @@ class Job:
         if state not in (BatchState.RUNNING, BatchState.CANCELLING):
             logger.info("batch %s is %s: nothing to do", self._id, state or "unknown")
             return None
-        batch = store.get(self._id)
-        assert batch is not None, "it has just been started"
         try:
+            batch = await asyncio.to_thread(self._checked)
             journal = await self._journal()
             if journal is None:
                 return again()
@@ -103,7 +126,14 @@ class Job:
                 ended = await self._lines(batch, journal)
             finally:
                 journal.close()
-        except OSError as error:
+            if ended and batch.settings.input_file:
+                results = self._place.results(self._id)
+                files = self._place.files(batch.settings.tenant)
+                await asyncio.to_thread(files.publish, self._id, results, int(time.time()))
+        except FileError as error:
+            store.end(self._id, BatchState.FAILED, str(error))
+            return None
+        except (OSError, AccessError) as error:
             logger.exception("batch %s can't go on", self._id)
             store.end(self._id, BatchState.FAILED, f"{type(error).__name__}: {error}")
             return None
@@ -112,17 +142,32 @@ class Job:
             return again()
         # Whoever cancelled it meanwhile comes too late if all is done.
         done = len(journal.tally.ids) == batch.settings.total
-        state = store.end(self._id, BatchState.COMPLETED if done else BatchState.CANCELLED)
+        state = BatchState.COMPLETED if done else BatchState.CANCELLED
+        # What it was told of its progress last may be old, if the broker was away.
+        ended_as = store.end(self._id, state, counts=journal.tally.counts)
         logger.info(
-            "batch %s is %s: %d lines done, %d failed", self._id, state, journal.tally.done, journal.tally.failed
+            "batch %s is %s: %d lines done, %d failed", self._id, ended_as, journal.tally.done, journal.tally.failed
         )
         return None
+
+    def _checked(self) -> Batch:
+        """The batch, and its lines are known to be fit. Raises FileError, OSError, BrokerError."""
+        store = self._place.store
+        batch = _there(store.get(self._id))
+        if batch.settings.total:
+            return batch
+        with self._place.input(self._id).open("rb") as lines:
+            total = sum(1 for _ in checked(lines, batch.settings.endpoint))
+        store.count(self._id, total)
+        return _there(store.get(self._id))
 
     async def _lines(self, batch: Batch, journal: Journal) -> bool:
         targets = (batch.settings.targets or self._config.targets).split(",")
         lines = self._without_result(journal.tally.ids)
-        async with Client([each.strip() for each in targets], accept_s=ACCEPT_S) as client:
-            run = BatchRun(client, batch, lines, journal, self._tell)
+        access = await asyncio.to_thread(self._config.access, batch.settings.tenant)
+        async with Client([each.strip() for each in targets], accept_s=ACCEPT_S, access=access) as client:
+            in_flight = batch.settings.in_flight or self._config.in_flight
+            run = BatchRun(client, batch, lines, journal, self._tell, in_flight)
             if batch.state is BatchState.CANCELLING:
                 await run.cancel_open()
                 return True
@@ -166,3 +211,10 @@ class Job:
             return BatchState.RUNNING
         self._noted = ended
         return state
+
+
+def _there(batch: Batch | None) -> Batch:
+    """Raises MalformedValue: the broker has lost it, so that nobody knows how it is to be run."""
+    if batch is None:
+        raise MalformedValue("the broker has lost the batch")
+    return batch

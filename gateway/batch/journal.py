@@ -42,6 +42,12 @@ class Tally:
         """Lines with an answer."""
         return len(self.ids) - self.failed
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """As a batch's progress has them."""
+        tokens = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+        return {"done": self.done, "failed": self.failed, **tokens}
+
     def add(self, result: Any, size: int) -> None:
         """Takes in one more. Raises ValueError for what is none, and for a second one of a line."""
         found = told(result)

@@ -93,3 +93,8 @@ def told(result: Any) -> Told:
         return Told(str(id_), ok, int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0)))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no result of a line: {error}") from error
+
+
+def told_raw(raw: bytes) -> Told:
+    """What a line of a file of results says. Raises ValueError for what is none of ours."""
+    return told(json.loads(raw))

@@ -52,8 +52,8 @@ class Failure:
 
 
 class BatchRun:
-    """One worker's run of a batch. `lines`: those without a result, in order. `tell`: takes progress, and says in what
-    state the batch is; called in a thread, and raises what ends the run."""
+    """One worker's run of a batch. `lines`: those without a result, in order, of which `in_flight` run at once. `tell`:
+    takes progress, and says in what state the batch is; called in a thread, and raises what ends the run."""
 
     def __init__(
         self,
@@ -62,12 +62,14 @@ class BatchRun:
         lines: Iterator[Line],
         journal: Journal,
         tell: Callable[[Progress], BatchState | None],
+        in_flight: int,
     ) -> None:
         self._caller = caller
         self._batch = batch
         self._lines = lines
         self._journal = journal
         self._tell = tell
+        self._in_flight = in_flight
         self._open: dict[int, str] = {}
         """Request ids of lines that are under way, by number."""
         self._trouble: dict[int, str] = {}
@@ -81,7 +83,7 @@ class BatchRun:
 
         Raises OSError, and what `tell` raises; requests go on then, too.
         """
-        tasks = [asyncio.create_task(self._work()) for _ in range(self._batch.settings.in_flight)]
+        tasks = [asyncio.create_task(self._work()) for _ in range(self._in_flight)]
         working = asyncio.gather(*tasks)
         leaving = asyncio.create_task(leave.wait())
         watching = asyncio.create_task(self._watch())
@@ -108,17 +110,14 @@ class BatchRun:
         """How far it is."""
         tally, elapsed = self._journal.tally, time.monotonic() - self._began
         return Progress(
-            done=tally.done,
-            failed=tally.failed,
-            prompt_tokens=tally.prompt_tokens,
-            completion_tokens=tally.completion_tokens,
+            **tally.counts,
             lines_per_s=round((len(tally.ids) - self._before) / max(elapsed, 1e-3), 3),
             trouble=next(iter(self._trouble.values()), ""),
         )
 
     async def cancel_open(self) -> None:
         """Ends what runs of it: of this run, or of one that was killed, whose lines are the next ones."""
-        numbers = {*self._open, *(line.number for line in islice(self._lines, self._batch.settings.in_flight))}
+        numbers = {*self._open, *(line.number for line in islice(self._lines, self._in_flight))}
         ids = [request_id(self._batch.id, number, job) for number in sorted(numbers) for job in range(MAX_JOBS)]
         for start in range(0, len(ids), 16):
             ended = asyncio.gather(*(self._caller.cancel(each) for each in ids[start : start + 16]))

@@ -12,8 +12,13 @@ MAX_JOBS: Final = 3
 cancelled with the batch before that was resumed."""
 PAUSE_S: Final = (0.5, 10.0)
 """Before the next call: the first pause, and the longest, where nobody says how long."""
-_PASSING: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-"""They tell of the fleet, not of the request."""
+_PASSING: Final = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+)
+"""They tell of the fleet, or of the key that whoever runs batches has, not of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +37,11 @@ def judge(code: grpc.StatusCode, wait_s: float | None, *, ended: bool, jobs: int
     line, this one included; `failures`: calls in a row that failed, this one included. A batch is in no hurry: what no
     gateway takes now, it waits for, however long.
     """
+    # A gateway that has no room, or whose tenant has had enough, says when to come back; but for what will never fit.
+    too_much = code is grpc.StatusCode.RESOURCE_EXHAUSTED and wait_s is None
     if code is grpc.StatusCode.CANCELLED and ended:
         return Again(0.0, new_job=True) if jobs < MAX_JOBS else None
-    if code not in _PASSING or (ended and jobs >= MAX_JOBS):
+    if code not in _PASSING or too_much or (ended and jobs >= MAX_JOBS):
         return None
     first, longest = PAUSE_S
     own = min(first * 2.0 ** min(failures - 1, 16), longest)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from gateway.http.batches import BatchApi
     from gateway.http.context import Metadata
     from gateway.http.exchange import Backend
     from gateway.http.translate import Wanted
@@ -59,8 +60,15 @@ class _App(FastAPI):
 class Api:
     """What the paths do."""
 
-    def __init__(self, backend: Backend, registry: CollectorRegistry, serves: Callable[[], bool]) -> None:
-        """``serves``: whether answers can be had now."""
+    def __init__(
+        self,
+        backend: Backend,
+        registry: CollectorRegistry,
+        serves: Callable[[], bool],
+        batches: BatchApi | None = None,
+    ) -> None:
+        """``serves``: whether answers can be had now. ``batches``: None where no files are kept."""
+        self._batches = batches
         self._backend = backend
         self._registry = registry
         self._serves = serves
@@ -84,6 +92,8 @@ class Api:
             app.post(path, response_model=None, openapi_extra=extra)(self._keyed(endpoint))
         app.get("/v1/models", response_model=None)(self._keyed(self.models))
         app.get("/v1/models/{name:path}", response_model=None)(self._keyed(self.model))
+        for method, path, of_batches in self._batches.routes() if self._batches is not None else ():
+            app.add_api_route(path, self._keyed(of_batches), methods=[method], response_model=None)
         app.get("/health", response_model=None)(self.health)
         app.get("/metrics", response_model=None)(_told(self.metrics))
         app.add_exception_handler(HTTPException, _of_framework)
@@ -95,7 +105,7 @@ class Api:
 
         @wraps(endpoint)
         async def answer(request: Request, **path: str) -> Response:
-            self._backend.doorman.caller(_metadata(request))
+            request.state.caller = self._backend.doorman.caller(_metadata(request))
             return await endpoint(request=request, **path)
 
         return _told(answer)

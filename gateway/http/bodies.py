@@ -44,12 +44,12 @@ class Bodies:
         async with AsyncExitStack() as held:
             body, large = bytearray(), False
             try:
-                _check_head(request, self._limit)
+                check_head(request, "application/json", self._limit)
                 async with asyncio.timeout(READ_S):
                     async for part in parts:
                         body += part
                         if len(body) > self._limit:
-                            raise _too_large(self._limit)
+                            raise too_large("body", self._limit)
                         if len(body) > LARGE and not large:
                             large = True
                             await held.enter_async_context(self._room)
@@ -58,7 +58,7 @@ class Bodies:
                 raise Failed(Problem(408, message, headers={"connection": "close"})) from None
             except Failed:
                 if "expect" not in request.headers:  # else it waits to be told whether to send it
-                    await _discard(parts)
+                    await discard(parts)
                 raise
             return await self.run(lambda: make(parsed(bytes(body))), large=large)
 
@@ -86,14 +86,14 @@ def parsed(body: bytes) -> dict[str, Any]:
     return value
 
 
-async def _discard(parts: AsyncIterator[bytes]) -> None:
-    """Reads on for a while: a client that is cut off while it sends may not see why."""
+async def discard(parts: AsyncIterator[bytes], most: int = MAX_DISCARDED, within_s: float = DISCARD_S) -> None:
+    """Reads on for a while: a client that is cut off while it sends may not see why. `most`: bytes."""
     size = 0
     with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
+        async with asyncio.timeout(within_s):
             async for part in parts:
                 size += len(part)
-                if size > MAX_DISCARDED:
+                if size > most:
                     return
 
 
@@ -109,18 +109,19 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_head(request: Request, limit: int) -> None:
-    """What can be refused before a byte is read."""
+def check_head(request: Request, wanted: str, limit: int) -> None:
+    """Refuses what can be refused before a byte is read: a content-type that is not `wanted`, an encoding, a size."""
     # Not what a browser sends to another site without asking that first.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Failed(Problem(415, f"content-type is {kind[:64]!r}: must be application/json"))
+    if kind != wanted:
+        raise Failed(Problem(415, f"content-type is {kind[:64]!r}: must be {wanted}"))
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Failed(Problem(415, "content-encoding is set: bodies are taken as they are; leave it out"))
     size = request.headers.get("content-length", "0")
     if size.isdigit() and int(size[:20]) > limit:
-        raise _too_large(limit)
+        raise too_large("body", limit)
 
 
-def _too_large(limit: int) -> Failed:
-    return Failed(Problem(413, f"the body is too large: must have at most {limit} bytes ({limit // 2**20} MiB)"))
+def too_large(what: str, limit: int) -> Failed:
+    """`limit`: bytes."""
+    return Failed(Problem(413, f"the {what} is too large: must have at most {limit} bytes ({limit // 2**20} MiB)"))

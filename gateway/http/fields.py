@@ -23,6 +23,8 @@ MAX_PARTS = 1024
 Number = Annotated[int, Field(ge=0, lt=2**32)]
 Tokens = Annotated[list[Number], Field(max_length=MAX_STOP_TOKENS)]
 Name = Annotated[str, Field(max_length=256)]
+Key = Annotated[str, Field(max_length=64)]
+Value = Annotated[str, Field(max_length=512)]
 Object = dict[str, Any]
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
@@ -172,6 +174,16 @@ class ChatFields(Common):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+
+
+class BatchFields(_Fields):
+    """POST /v1/batches."""
+
+    input_file_id: Name
+    endpoint: Literal["/v1/completions", "/v1/chat/completions"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    output_expires_after: Any = None
 
 
 def json_text(value: Any, field: str) -> str:

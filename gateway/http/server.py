@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from gateway.auth import Doorman
+    from gateway.http.desk import Desk
     from gateway.metrics import Metrics
     from gateway.models import Models
     from gateway.service import InferenceService
@@ -54,10 +55,18 @@ class HttpServer:
         tokenizers: TokenizerPool,
         metrics: Metrics,
         serves: Callable[[], bool],
+        desk: Desk | None,
     ) -> None:
+        """``desk``: of files and batches; None: there are none. It is closed with the server."""
         self._bodies = Bodies(MAX_BODY_BYTES)
+        self._desk = desk
         backend = Backend(service, doorman, models, tokenizers, self._bodies)
-        self._app = _Counted(Api(backend, metrics.registry, serves).app(), metrics)
+        batches = None
+        if desk is not None:
+            from gateway.http.batches import BatchApi  # with rq, which others do without
+
+            batches = BatchApi(desk, self._bodies)
+        self._app = _Counted(Api(backend, metrics.registry, serves, batches).app(), metrics)
         self._state = ServerState()
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
@@ -116,6 +125,8 @@ class HttpServer:
             task.cancel()
         await self._server.wait_closed()
         await self._bodies.close()
+        if self._desk is not None:
+            await self._desk.close()
 
 
 class _Counted:

@@ -11,9 +11,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from kvstore.batches import Settings
+from kvstore.batches import IN_FLIGHT, Settings
 from ops import ranges
-from ops.batch.options import broker_options, folder_option, json_option, opened
+from ops.batch.options import LINES, broker_options, folder_option, json_option, opened
+from ops.batch.tidy import tidy
 from ops.batch.worker import worker, workers
 from ops.console import emit, emit_json, note
 from ops.show import age, print_table
@@ -38,6 +39,7 @@ def command() -> None:
     """
 
 
+command.add_command(tidy)
 command.add_command(worker)
 command.add_command(workers)
 
@@ -47,7 +49,7 @@ def submit_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in (
         click.argument("file", type=click.File("rb")),
         click.option("--model", default="", help="Of lines that name none. Default: the only one served."),
-        click.option("--in-flight", type=click.IntRange(1, 256), default=16, show_default=True, help="Lines at once."),
+        click.option("--in-flight", type=LINES, default=IN_FLIGHT, show_default=True, help="Lines at once."),
         click.option("--priority", type=ranges.PRIORITY, default=-10, show_default=True, help="The higher goes first."),
         click.option(
             "--target", default="", help="HOST:PORT of gateways for it. Default: those that the worker knows."

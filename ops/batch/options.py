@@ -16,6 +16,8 @@ from ops.config import option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+LINES: Final = click.IntRange(1, 256)
+"""That run at once."""
 DEFAULT_REDIS: Final = "redis://127.0.0.1:6379/0"
 
 
@@ -53,7 +55,9 @@ def opened(redis: str, namespace: str) -> Iterator[BatchStore]:
         yield store
     except FileError as error:
         raise click.ClickException(f"the file is refused, and nothing of it was accepted\n{error}") from error
-    except (KvError, BatchUnknown, BatchStateError) as error:
+    except BatchUnknown as error:
+        raise click.ClickException(f"{error}; `octavo batch list` shows those that are known") from error
+    except (KvError, BatchStateError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'file'}: {error.strerror or error}") from error

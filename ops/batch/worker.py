@@ -10,17 +10,22 @@ import secrets
 import socket
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ops.batch.options import broker_options, folder_option, json_option, opened
+from kvstore.batches import IN_FLIGHT
+from ops.batch.chores import Chore, Chores
+from ops.batch.options import LINES, broker_options, folder_option, json_option, opened
 from ops.config import DEFAULT_TARGET, option
 from ops.console import emit_json
+from ops.reach import access_options
 from ops.show import age, print_table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from gateway.access import Access
 
 ALIVE_S: Final = 10.0
 """A worker whose last heartbeat is older is not well."""
@@ -29,23 +34,50 @@ COLUMNS: Final = ("name", "state", "batch", "heartbeat")
 
 @click.command("worker")
 @option("--target", default=DEFAULT_TARGET, help="HOST:PORT of gateways, with commas between them.")
+@option("--in-flight", type=LINES, default=IN_FLIGHT, help="Lines at once, of batches that came by HTTP.")
+@option("--warm", type=click.Path(dir_okay=False), default="", help="Beginnings of prompts to compute now and again.")
+@option("--warm-every", type=click.IntRange(1), default=3600, help="Seconds between two times.")
+@option("--tidy-every", type=click.IntRange(0), default=3600, help="Seconds between two clean-ups; 0: none.")
 @folder_option
 @broker_options
-def worker(target: str, batches: Path, redis: str, namespace: str) -> None:
+@access_options()
+def worker(
+    target: str, in_flight: int, batches: Path, redis: str, namespace: str, access: Access, **schedule: Any
+) -> None:
     """Run batches, one after the other, until SIGTERM or Ctrl-C: what runs then is left, and goes on at another worker
-    or after the next start. Several may run, on several machines."""
+    or after the next start. Several may run, on several machines.
+
+    --warm names a file as `octavo batch warm` takes it, which is submitted at the start and then every so often. Every
+    hour `octavo batch tidy` throws away what is too old; its settings are its OCTAVO_* variables. Of several workers
+    one does it each time. Where gateways want API keys, its own must be an operator's: lines of a batch that came by
+    HTTP run as its tenant's. Others are of the key's own tenant.
+    """
     from gateway.batch.job import JobConfig
     from kvstore.batch_queue import BatchWorker
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     batches.mkdir(parents=True, exist_ok=True)
     # rq hands a job to a process of its own, which has nothing but this.
-    os.environ.update(JobConfig(redis, namespace, target, batches.resolve()).as_environment())
+    # `access` has refused what can't be; the files that it was made of are read anew for each batch.
+    told = click.get_current_context().params
+    reached = {name: told[name] for name in ("tls_ca", "client_cert", "client_key", "api_key")}
+    config = JobConfig(redis, namespace, target, batches.resolve(), in_flight, **reached)
+    os.environ.update(config.as_environment())
     with opened(redis, namespace) as store, store.translated():
-        runner = BatchWorker(store, worker_name())
+        chores = Chores(store, scheduled(**schedule))
+        runner = BatchWorker(store, worker_name(), chores.look)
         sys.stdout.write(f"ready {json.dumps({'worker': runner.name, 'queue': store.keys.batch_queue})}\n")
         sys.stdout.flush()
-        runner.work()
+        try:
+            runner.work()
+        finally:
+            chores.end()
+
+
+def scheduled(warm: str, warm_every: int, tidy_every: int) -> list[Chore]:
+    """What is to be done now and again."""
+    found = [Chore("warm", warm_every, ("batch", "warm", warm))] if warm else []
+    return [*found, *([Chore("tidy", tidy_every, ("batch", "tidy"))] if tidy_every else [])]
 
 
 @click.command("workers")

@@ -11,12 +11,21 @@ from tests.e2e.harness import Up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
-def fleet() -> Iterator[Up]:
-    """Two gateways, with HTTP, and two workers on the real model, for tests that leave the fleet as they found it."""
-    up = Up.start("--gateways", "2", "--workers", "2", "--http-port", "0", "--grace", "5")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the fleet's batches."""
+    return tmp_path_factory.mktemp("batches")
+
+
+@pytest.fixture(scope="session")
+def fleet(batches: Path) -> Iterator[Up]:
+    """Two gateways, with HTTP and batches, and two workers on the real model, for tests that leave the fleet as they
+    found it."""
+    sizes = ("--gateways", "2", "--workers", "2", "--http-port", "0", "--grace", "5")
+    up = Up.start(*sizes, OCTAVO_BATCHES=str(batches))
     try:
         yield up.until_ready()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -52,9 +53,13 @@ class Up:
     _readers: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
-    def start(cls, *arguments: str) -> Up:
+    def start(cls, *arguments: str, **variables: str) -> Up:
         process = subprocess.Popen(
-            [OCTAVO, "up", "--grpc-port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [OCTAVO, "up", "--grpc-port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
         )
         up = cls(process)
         for stream in (process.stdout, process.stderr):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.pages import ROOT, blocks, run_block, run_program
+from tests.e2e.pages import ROOT, blocks, run_block, run_program, service
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.e2e.harness import Up
 
 pytestmark = pytest.mark.timeout(400)
@@ -28,6 +33,16 @@ def test_commands_run(fleet: Up, block: str) -> None:
     run_block(block, fleet)
 
 
+@pytest.fixture(scope="module")
+def batch_worker(fleet: Up, batches: Path) -> Iterator[None]:
+    """Runs the fleet's batches."""
+    where = f"--batches {batches} --redis {fleet.redis} --target {fleet.target}"
+    settings = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with service(f"octavo batch worker {where}", settings):
+        yield
+
+
+@pytest.mark.usefixtures("batch_worker")
 @pytest.mark.parametrize("program", [pytest.param(block, id=f"{page}-{number}") for page, number, block in PROGRAMS])
 def test_programs_run_and_print(fleet: Up, program: str) -> None:
     assert run_program(program, fleet).strip()

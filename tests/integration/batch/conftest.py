@@ -50,11 +50,14 @@ class World:
         self.store = store
         self.place = Place(store, folder)
         self.said: list[str] = []
+        self.http = ""
+        """Where the gateway serves HTTP, if it does."""
         self._environment = {
             **os.environ,
             "OCTAVO_REDIS": broker.config.url,
             "OCTAVO_NAMESPACE": broker.keys.namespace,
             "OCTAVO_BATCHES": str(folder),
+            "OCTAVO_TIDY_EVERY": "0",
         }
 
     @asynccontextmanager
@@ -77,11 +80,12 @@ class World:
             running_gateway(self.broker, **gateway) as (_, ready, _),
         ):
             self._environment["OCTAVO_TARGET"] = ready.grpc
+            self.http = ready.http or ""
             yield ready.grpc
 
-    def batch_worker(self, name: str = "b0") -> Any:
+    def batch_worker(self, name: str = "b0", *arguments: str) -> Any:
         """A worker of batches."""
-        return self.process(name, "ops.cli", "batch", "worker")
+        return self.process(name, "ops.cli", "batch", "worker", *arguments)
 
     async def submit(self, *lines: dict[str, Any], **settings: Any) -> str:
         raw = [json.dumps(each).encode() + b"\n" for each in lines]

@@ -99,6 +99,20 @@ def test_a_job_that_rq_has_lost_is_made_anew(opened: BatchStore) -> None:
     assert job(opened).get_status() == JobStatus.QUEUED
 
 
+def test_batches_without_a_job_get_theirs_in_their_order(opened: BatchStore) -> None:
+    """As those that came by HTTP: gateways have nothing to do with rq."""
+    later = "batch_" + "a" * 24, "batch_" + "1" * 24
+    for batch_id in later:
+        opened.create(batch_id, Settings())
+    for number, batch_id in enumerate(later):
+        opened.redis.hset(opened.keys.batch(batch_id), "created_ms", 2**42 + number)
+    settle(opened)
+    assert queue_of(opened).job_ids == [ID, *later]
+    for batch_id in later:
+        opened.end(batch_id, BatchState.CANCELLED)
+        batch_queue.drop(opened, batch_id)
+
+
 def test_a_job_that_rq_gave_up_ends_its_batch(opened: BatchStore) -> None:
     enqueue(opened, ID)
     job(opened).set_status(JobStatus.FAILED)

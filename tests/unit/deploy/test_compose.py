@@ -117,6 +117,7 @@ def test_batches_are_in_a_volume_and_run_through_the_gateway(compose: dict[str, 
     host, _, port = service["environment"]["OCTAVO_TARGET"].partition(":")
     gateway = compose["services"][host]
     assert gateway["environment"]["OCTAVO_GRPC_PORT"] == port
+    assert (gateway["environment"]["OCTAVO_BATCHES"], gateway["volumes"]) == (folder, service["volumes"])
     assert set(service["networks"]) & set(gateway["networks"]) == {"inner"}
     assert service["healthcheck"]["test"] == ["CMD", "octavo", "batch", "workers", "--here"]
 

@@ -38,6 +38,7 @@ def test_names() -> None:
         keys.batch("b"): "{octavo:ns}:batch:b",
         keys.batches: "{octavo:ns}:batches",
         keys.open_batches: "{octavo:ns}:batches:open",
+        keys.chore("c"): "{octavo:ns}:batches:chore:c",
         keys.batch_queue: "{octavo:ns}:batches:queue",
     }
     assert all(name == expected for name, expected in names.items())

@@ -82,10 +82,8 @@ class World:
         self.told: list[Progress] = []
         self.state: BatchState | None = BatchState.RUNNING
         self.leave = asyncio.Event()
-        settings = Settings(total=count, model="m", in_flight=in_flight, priority=-7)
-        self.run = BatchRun(
-            fleet, Batch("b", BatchState.RUNNING, settings), lines(count, start), self.journal, self.tell
-        )
+        batch = Batch("b", BatchState.RUNNING, Settings(total=count, model="m", in_flight=0, priority=-7))
+        self.run = BatchRun(fleet, batch, lines(count, start), self.journal, self.tell, in_flight)
 
     def tell(self, progress: Progress) -> BatchState | None:
         self.told.append(progress)

@@ -10,10 +10,18 @@ from gateway.batch.verdicts import Again, judge, request_id
 Code = grpc.StatusCode
 
 
-@pytest.mark.parametrize("code", [Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE])
-def test_what_no_gateway_takes_waits_as_told_and_without_end(code: grpc.StatusCode) -> None:
-    assert judge(code, 2.5, ended=False, jobs=1, failures=1) == Again(2.5, new_job=False)
-    assert judge(code, 0.0, ended=False, jobs=1, failures=1) == Again(0.5, new_job=False)
+def test_what_there_is_no_room_for_waits_as_told_and_without_end() -> None:
+    for failures in (1, 10_000):
+        assert judge(Code.RESOURCE_EXHAUSTED, 2.5, ended=False, jobs=1, failures=failures) == Again(2.5, new_job=False)
+    assert judge(Code.RESOURCE_EXHAUSTED, 0.0, ended=False, jobs=1, failures=1) == Again(0.5, new_job=False)
+
+
+def test_what_will_never_fit_is_its_result() -> None:
+    assert judge(Code.RESOURCE_EXHAUSTED, None, ended=False, jobs=1, failures=1) is None
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED])
+def test_what_no_gateway_takes_waits_without_end(code: grpc.StatusCode) -> None:
     pauses = [judge(code, None, ended=False, jobs=1, failures=failures) for failures in (1, 2, 3, 6, 10_000)]
     assert pauses == [Again(pause, new_job=False) for pause in (0.5, 1.0, 2.0, 10.0, 10.0)]
 
