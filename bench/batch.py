@@ -1,4 +1,5 @@
-"""What a batch in the background costs those who wait for answers: first tokens with and without it."""
+"""What a batch in the background costs those who wait for answers, first tokens with and without it; and that a kill
+of its worker loses none of its lines, and does none twice."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from ops.client import Client
 from ops.fleet import Fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.stats import Level
     from bench.workload import Workload
@@ -63,18 +64,29 @@ async def run_batch(
                 "OCTAVO_NAMESPACE": settings.namespace,
                 "OCTAVO_TARGET": ",".join(fleet.targets),
                 "OCTAVO_BATCHES": folder,
+                "OCTAVO_TIDY_EVERY": "0",
             }
-            worker = Child("batch", ("ops.cli", "batch", "worker"), environment, sink)
-            await worker.start()
+            workers = [
+                Child(name, ("ops.cli", "batch", "worker"), environment, sink) for name in ("batch", "batch again")
+            ]
             try:
-                await worker.wait_ready(START_S)
-                return await _measured(config, client, Place(store, Path(folder)), note)
+                await _begun(workers[0])
+                return await _measured(config, client, Place(store, Path(folder)), workers, note)
             finally:
-                await worker.kill()
+                for worker in workers:
+                    if worker.running:
+                        await worker.kill()
                 store.close()
 
 
-async def _measured(config: BatchBench, client: Client, place: Place, note: Callable[[str], None]) -> dict[str, Any]:
+async def _begun(worker: Child) -> None:
+    await worker.start()
+    await worker.wait_ready(START_S)
+
+
+async def _measured(
+    config: BatchBench, client: Client, place: Place, workers: Sequence[Child], note: Callable[[str], None]
+) -> dict[str, Any]:
     size = (await client.model()).vocab_size
     await warm_up(client, config.workload.requests(WARM_UP, size, 0))
     note(f"{config.requests} requests of {config.users} users, without a batch")
@@ -85,12 +97,33 @@ async def _measured(config: BatchBench, client: Client, place: Place, note: Call
     await _until(place.store, batch.id, lambda found: found.progress.done > 0)
     note(f"the same beside a batch of {config.lines} lines")
     beside, _ = await measure(client, config.workload.requests(config.requests, size, 3), config.users)
-    during = await asyncio.to_thread(batches.status, place.store, batch.id)
-    note("the rest of the batch")
+    await workers[0].kill()
+    killed = await asyncio.to_thread(batches.status, place.store, batch.id)
+    note(f"killed its worker after {killed.progress.done} lines; another one goes on")
+    await _begun(workers[1])
     ended = await _until(place.store, batch.id, lambda found: found.state.ended)
     if ended.state is not BatchState.COMPLETED or ended.progress.failed:
         raise ChildFailed(f"the batch is {ended.state}, {ended.progress.failed} lines failed: {ended.error}")
+    results = [json.loads(each)["id"] for each in batches.results(place, batch.id)]
+    return told(config, alone, beside, Outcome(killed, ended, results))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the batch. `killed`: as it was when its worker was killed; `results`: ids of lines with a result,
+    in their order."""
+
+    killed: Batch
+    ended: Batch
+    results: list[str]
+
+
+def told(config: BatchBench, alone: Level, beside: Level, outcome: Outcome) -> dict[str, Any]:
+    """The figures."""
+    ended, found = outcome.ended, set(outcome.results)
     seconds = (ended.ended_ms - ended.started_ms) / 1000
+    first = [level.first_token_s for level in (alone, beside)]
+    ratio = first[1].p90 / first[0].p90 if first[0] is not None and first[1] is not None else None
     return {
         "lines": config.lines,
         "in_flight": config.in_flight,
@@ -98,12 +131,27 @@ async def _measured(config: BatchBench, client: Client, place: Place, note: Call
         "users": config.users,
         "alone": alone.as_dict(),
         "beside": beside.as_dict(),
-        "ended_before_users": during.state.ended,
+        "ttft_p90_ratio": ratio,
+        "ended_before_users": outcome.killed.state.ended,
+        "done_when_killed": outcome.killed.progress.done,
+        "lost": len({str(number) for number in range(config.lines)} - found),
+        "doubled": len(outcome.results) - len(found),
         "batch_s": seconds,
         "lines_per_s": config.lines / seconds,
         "batch": asdict(ended.progress),
         "cells": [cells(config, alone, None), cells(config, beside, config.lines / seconds)],
     }
+
+
+def verdict(results: dict[str, Any]) -> str:
+    """In words."""
+    ratio = results["ttft_p90_ratio"]
+    first = (
+        "no first tokens to compare" if ratio is None else f"TTFT p90 beside the batch is {ratio:.2f} times that alone"
+    )
+    when = "had ended before its users" if results["ended_before_users"] else "killed"
+    kill = f"its worker {when}, after {results['done_when_killed']} of {results['lines']} lines"
+    return f"{first}; {kill}: {results['lost']} lines lost, {results['doubled']} doubled"
 
 
 def raw(requests: list[inference_pb2.GenerateRequest]) -> Iterator[bytes]:
