@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 USERS = Path(__file__).parents[3] / "deploy" / "users.conf"
-ROLES = ("gateway", "worker", "operator")
+ROLES = ("gateway", "worker", "batch", "operator")
 
 
 @dataclass

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+import httpx2
 import pytest
 
 from gateway.access import Access
@@ -20,11 +23,13 @@ from kvstore.prefix_index import PrefixIndex
 from kvstore.tenants import Quota
 from octavo.v1 import fleet_pb2, inference_pb2
 from ops import explain, show, top
+from ops.child import Child
 from tests.integration.deploy.roles import ROLES, USERS
 from tests.integration.gateway.harness import Client, collect, request, running_gateway, tokens
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 from tests.integration.worker.one_worker import running_worker
 from tests.support.tiny_model import save_tiny_llama
+from tests.support.waiting import until
 from worker.config import PagesConfig
 
 if TYPE_CHECKING:
@@ -112,6 +117,34 @@ async def test_workers_that_come_and_go_need_no_more(server: Server) -> None:
     assert await denied(server) == []
 
 
+async def test_batches_need_no_more(server: Server, tmp_path: Path) -> None:
+    """From a file by HTTP to its answers: the gateway makes the batch, and who runs it its job of rq."""
+    worker = ScriptedWorker(server.roles["worker"], "w0")
+    await worker.start()
+    worker.serve()
+    folder = str(tmp_path / "batches")
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 3}}
+    body = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    async with running_gateway(server.roles["gateway"], http_port=0, batches=folder) as (_, ready, _):
+        where = {"OCTAVO_REDIS": server.by("batch"), "OCTAVO_TARGET": ready.grpc, "OCTAVO_BATCHES": folder}
+        runner = Child("b0", ("ops.cli", "batch", "worker"), {**os.environ, **where}, lambda *_: None)
+        await runner.start()
+        async with httpx2.AsyncClient(base_url=f"http://{ready.http}/v1", trust_env=False) as http:
+            form: Any = {"file": ("a.jsonl", json.dumps(line).encode())}
+            file = (await http.post("/files", data={"purpose": "batch"}, files=form)).json()
+            made = (await http.post("/batches", json={**body, "input_file_id": file["id"]})).json()
+
+            async def completed() -> bool:
+                told = (await http.get(f"/batches/{made['id']}")).json()
+                return bool(told["status"] == "completed" and told["request_counts"]["completed"] == 1)
+
+            await until(completed, within_s=30)
+            assert len((await http.get("/batches")).json()["data"]) == 1
+        assert await runner.stop(10)
+    await worker.stop()
+    assert await denied(server) == []
+
+
 async def exchange(thief: ScriptedWorker, victim: ScriptedWorker) -> None:
     """What a worker does about another one's jobs, and about its own part of the prefix index."""
     broker, info = thief.broker, thief.info
@@ -135,6 +168,8 @@ REFUSED = {
         ("HSET", f"{KEY}model:f", "f", "v"),
         ("SET", f"{KEY}page:f:h", "v"),
         ("XREADGROUP", "GROUP", "workers", "i", "STREAMS", f"{KEY}jobs:w0", ">"),
+        ("HSET", "rq:job:j", "data", "v"),
+        ("RPUSH", f"rq:queue:{KEY}batches:queue", "j"),
     ],
     "worker": [
         ("HGETALL", f"{KEY}keys"),
@@ -143,6 +178,14 @@ REFUSED = {
         ("XRANGE", f"{KEY}routes", "-", "+"),
         ("SET", f"{KEY}gateway:i", "v"),
         ("DEL", f"{KEY}suspect:w0"),
+    ],
+    "batch": [
+        ("HGETALL", f"{KEY}keys"),
+        ("HSET", f"{KEY}keys", "f", "v"),
+        ("HGETALL", f"{KEY}job:r"),
+        ("XRANGE", f"{KEY}log:r", "-", "+"),
+        ("XADD", f"{KEY}jobs:w0", "*", "f", "v"),
+        ("PUBLISH", f"{KEY}channel:i", "r"),
     ],
     "operator": [
         ("DEL", f"{KEY}keys"),
@@ -201,7 +244,8 @@ def test_every_command_is_one_that_scripts_or_clients_send() -> None:
     root = USERS.parents[1] / "kvstore"
     sent = {word for file in root.rglob("*.py") for word in re.findall(r"\"([A-Z_]+)[A-Z ]*\"", file.read_text())}
     sent |= {word for file in (root / "lua").iterdir() for word in re.findall(r"'([A-Z]+)'", file.read_text())}
-    implied = {"SUBSCRIBE", "UNSUBSCRIBE"}  # by the library
+    implied = {"SUBSCRIBE", "UNSUBSCRIBE", "SMEMBERS"}  # by the library
     for role, line in re.findall(r"^user (\w+) on (.*)$", USERS.read_text(), re.MULTILINE):
         allowed = {word.partition("|")[0].upper() for word in re.findall(r" \+(\S+)", line)}
-        assert allowed <= sent | implied, role
+        of_rq = {"@READ", "@WRITE", "@TRANSACTION", "SCRIPT", "CLIENT"} if role == "batch" else set[str]()
+        assert allowed <= sent | implied | of_rq, role
