@@ -4,12 +4,15 @@ connections, and of what comes behind an answer. It stays HTTP/1.1, whatever els
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http.problems import Problem
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
 
 MAX_HEAD: Final = 64 * 1024
 """Bytes of a request's first line and headers, nearly: what a last read brings beyond is taken."""
@@ -98,6 +101,10 @@ class Protocol(HttpToolsProtocol):
         if self._in_body:
             self._wait(BEHIND_S)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        closes = cycle.scope["http_version"] != "1.1"
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if closes else app)
+
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
         self._refuse(Problem(400, msg))
@@ -134,8 +141,12 @@ class Protocol(HttpToolsProtocol):
         """Answers without a request, and hangs up."""
         self._stop_waiting()
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # in the middle of another answer
-            return
+            if not self._in_body or self.cycle.response_started or self.pipeline:
+                self.transport.abort()  # in the middle of another answer
+                return
+            # Its own body is broken: whoever reads that finds that its client has gone, and can say nothing more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = problem.body()
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
@@ -153,3 +164,24 @@ class Protocol(HttpToolsProtocol):
     def _too_late(self) -> None:
         self._timer = None
         self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
+    """For clients of HTTP/1.0, which know no chunks: an answer whose length is not said ends with its connection."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        open_ended = False
+
+        async def sent(message: Message) -> None:
+            nonlocal open_ended
+            if message["type"] == "http.response.start":
+                open_ended = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if open_ended:
+                    cycle.chunked_encoding = False
+            elif open_ended:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return answered
