@@ -62,7 +62,7 @@ class Choice:
         """Characters of the tokens that were told with their log-probabilities."""
         self.whole = Piece()
         self._wanted = wanted
-        self._reader = CallReader() if wanted.tools else None
+        self._reader = CallReader(alone=wanted.must_call) if wanted.tools else None
         self._called = False
         self.fed = False
         """Whether any of it has come."""

@@ -34,7 +34,9 @@ class CallReader:
     """Takes the calls out of one answer's text. ``read`` pieces of it, then ``end``; nothing of the text is lost: what
     is no call is text, marks and all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
+        """``alone``: the text is a call without marks."""
+        self._alone = alone
         self._held = ""
         self._gap = ""
         """White space that is layout if a call follows, and text if text does."""
@@ -43,12 +45,14 @@ class CallReader:
     def read(self, text: str) -> list[str | ToolCall]:
         """Texts and calls in their order, as far as they are certain."""
         self._held += text
-        return list(self._certain())
+        return [] if self._alone else list(self._certain())
 
     def end(self) -> list[str | ToolCall]:
         """What is left. A call that was cut off before its closing mark counts, if it is whole."""
-        found = list(self._certain())
+        found = [] if self._alone else list(self._certain())
         rest, self._held = self._held, ""
+        if self._alone and (call := call_of(rest)) is not None:
+            return [call]
         call = call_of(rest.removeprefix(OPENING)) if rest.startswith(OPENING) else None
         found += self._call(call) if call else self._text(rest)
         if self._gap and not self._called:

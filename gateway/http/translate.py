@@ -11,6 +11,7 @@ from gateway.errors import AdmissionError, shown
 from gateway.http import refused
 from gateway.http.fields import MAX_PROMPTS, ChatFields, CompletionFields, json_text, whole_text
 from gateway.http.structure import put_structure
+from gateway.http.tool_choice import must_call, put_call, wants_tools
 from octavo.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Wanted:
     """False: only the prompt is asked for. The one token that an answer has at least is left out."""
     tools: bool = False
     """Calls are to be read out of the text."""
+    must_call: bool = False
+    """Each text is a call, and nothing else."""
     parallel_calls: bool = True
 
     @property
@@ -91,7 +94,9 @@ def chat_completion(body: Mapping[str, Any]) -> Wanted:
         _add_message(request.chat, message, f"messages[{index}]")
     if not fields.messages:
         raise AdmissionError("messages", "empty", "must have at least 1 message")
-    tools = _wants_tools(fields)
+    tools, must = wants_tools(fields), must_call(fields)
+    if must:
+        put_call(request, body["tools"], must)
     if tools:
         # As the client wrote them: a template may show any of it.
         request.chat.tools.extend(json_text(tool, f"tools[{index}]") for index, tool in enumerate(body["tools"]))
@@ -101,6 +106,7 @@ def chat_completion(body: Mapping[str, Any]) -> Wanted:
         _stream(fields),
         _include_usage(fields),
         tools=tools,
+        must_call=bool(must),
         parallel_calls=fields.parallel_tool_calls is not False,
     )
 
@@ -196,16 +202,6 @@ def _stream(fields: Common) -> bool:
 
 def _include_usage(fields: Common) -> bool:
     return fields.stream_options is not None and bool(fields.stream_options.include_usage)
-
-
-def _wants_tools(fields: ChatFields) -> bool:
-    choice = fields.tool_choice
-    if choice not in (None, "none", "auto"):
-        told = shown(choice) if isinstance(choice, str) else "a function"
-        raise AdmissionError("tool_choice", told, "must be none or auto: a model can't be made to call")
-    if choice == "auto" and not fields.tools:
-        raise AdmissionError("tool_choice", "'auto'", "needs tools")
-    return bool(fields.tools) and choice != "none"
 
 
 def _add_message(chat: inference_pb2.Chat, message: Message, field: str) -> None:
