@@ -117,6 +117,10 @@ class Models:
         """Incarnations of the workers that were alive at the last look."""
         return frozenset(each.incarnation for each in self._seen)
 
+    def fingerprint_of(self, worker: str) -> str:
+        """That of a worker, by its id, which was alive at the last look; else empty."""
+        return next((each.fingerprint for each in self._seen if each.id == worker), "")
+
     async def workers(self, served: Served) -> tuple[WorkerInfo, ...]:
         """Who could take the place of the workers of `served`, as of now."""
         same = served.name, served.workers[0].tokenizer

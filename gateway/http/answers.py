@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gateway.http.logprobs import BytesOf
     from gateway.http.translate import Wanted
 
+FINGERPRINT: Final = 16
+"""Characters of a worker's fingerprint that are told."""
 _REASONS: Final = {inference_pb2.STOP: "stop", inference_pb2.LENGTH: "length"}
 
 
@@ -102,6 +104,8 @@ class Answers:
         """``created``: Unix time in seconds."""
         self.id = ""
         self.model = ""
+        self.fingerprint = ""
+        """Of who answers, once that is known: what has the same one gives the same bits."""
         self.bytes_of: BytesOf = {}
         """Needed for log-probabilities alone."""
         self.echoes: dict[int, Echo] = {}
@@ -165,6 +169,7 @@ class Answers:
             "object": kind,
             "created": self._created,
             "model": self.model,
+            **({"system_fingerprint": f"fp_{self.fingerprint[:FINGERPRINT]}"} if self.fingerprint else {}),
             "choices": choices,
         }
         return {**body, "usage": None} if stream and self._wanted.include_usage else body

@@ -163,6 +163,8 @@ class Exchange(Response):
     async def _write(self, number: int, response: inference_pb2.GenerateResponse) -> None:
         answers = self._answers
         answers.id = answers.id or response.request_id
+        if response.HasField("route"):
+            answers.fingerprint = answers.fingerprint or self._backend.models.fingerprint_of(response.route.worker)
 
         def take() -> list[dict[str, Any]]:
             pieces = answers.take(number, response)

@@ -12,7 +12,7 @@ from gateway.http.exchange import AT_ONCE
 from octavo.v1.inference_pb2 import LENGTH, STOP, TokenLogprob, TokenLogprobs
 from tests.integration.gateway.harness import running_gateway
 from tests.integration.gateway.http_client import HttpClient
-from tests.integration.gateway.scripted import CONTEXT, ScriptedWorker, chunk, tiny_card, train_tokenizer
+from tests.integration.gateway.scripted import ScriptedWorker, chunk, tiny_card, train_tokenizer
 
 if TYPE_CHECKING:
     from kvstore.client import Broker
@@ -39,6 +39,7 @@ async def test_a_completion(worker: ScriptedWorker, http: HttpClient) -> None:
     ]
     prompt = len(claim.job.prompt_token_ids)
     assert (answer.object, answer.model, answer.id) == ("text_completion", "tiny", f"cmpl-{claim.job.request_id}")
+    assert answer.system_fingerprint == "fp_" + "f" * 16
     used = answer.usage
     assert (used.prompt_tokens, used.completion_tokens, used.total_tokens) == (prompt, 3, prompt + 3)
     assert used.prompt_tokens_details.cached_tokens == 1
@@ -63,6 +64,7 @@ async def test_a_chat_is_streamed_as_it_is_made(worker: ScriptedWorker, http: Ht
     assert [each.choices[0].delta.content for each in rest] == ["llo", None]
     assert [each.choices[0].finish_reason for each in rest] == [None, "stop"]
     assert {each.id for each in (first, *rest)} == {f"chatcmpl-{claim.job.request_id}"}
+    assert {each.system_fingerprint for each in (first, *rest)} == {"fp_" + "f" * 16}
     assert stream.response.headers["x-request-id"] == claim.job.request_id
 
 
@@ -186,24 +188,6 @@ async def test_the_synchronous_client_is_served_too(worker: ScriptedWorker, http
 
     whole, pieces = await asyncio.to_thread(ask)
     assert whole == "".join(pieces) == "<2><3><4>"
-
-
-async def test_models(worker: ScriptedWorker, http: HttpClient) -> None:
-    (model,) = [each async for each in http.openai.models.list()]
-    assert (model.id, model.object, model.owned_by, model.max_model_len) == ("tiny", "model", "octavo", CONTEXT)  # type: ignore[attr-defined]
-    assert (await http.openai.models.retrieve("tiny")).id == "tiny"
-    with pytest.raises(openai.NotFoundError):
-        await http.openai.models.retrieve("large")
-
-
-async def test_a_model_that_has_just_gone_is_left_out(
-    worker: ScriptedWorker, http: HttpClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def names() -> list[str]:
-        return ["large", "tiny"]
-
-    monkeypatch.setattr(http.gateway._models, "names", names)
-    assert [each.id async for each in http.openai.models.list()] == ["tiny"]
 
 
 TOOLED = (
