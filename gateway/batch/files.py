@@ -129,11 +129,15 @@ class Files:
                     found.append(self.get(each.name))
         return sorted(found, key=lambda each: (each.created_s, each.id), reverse=True)
 
-    def count(self) -> int:
-        """How many there are, nearly: uploads that have not ended count. Raises OSError."""
+    def usage(self) -> tuple[int, int]:
+        """How many there are, and their bytes: uploads that have not ended count. Raises OSError."""
+        count = size = 0
         with suppress(FileNotFoundError):
-            return sum(1 for _ in self._folder.iterdir())
-        return 0
+            for each in self._folder.iterdir():
+                count += 1
+                with suppress(FileNotFoundError):  # just deleted, or just begun
+                    size += (each / _CONTENT).stat().st_size
+        return count, size
 
     def delete(self, file_id: str) -> None:
         """Raises FileUnknown, OSError."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_FILES: Final = 10_000
 """Of a tenant, that are kept; a list may have all of them at once."""
+MAX_STORED: Final = 10 * 2**30
+"""Bytes of them: with the last one it may be more."""
 MAX_OPEN: Final = 100
 """Batches of a tenant that have not ended."""
 MAX_BATCHES: Final = 100
@@ -63,8 +65,11 @@ class BatchApi:
     async def upload(self, request: Request) -> Response:
         """A file of requests, for a batch."""
         files = self._files(request)
-        if (count := await self._desk.run(files.count)) >= MAX_FILES:
+        count, size = await self._desk.run(files.usage)
+        if count >= MAX_FILES:
             raise _too_many("files", count, "delete some that are no longer needed")
+        if size >= MAX_STORED:
+            raise _too_many("bytes in files", size, "delete some that are no longer needed")
         return JSONResponse(file_object(await self._uploads.read(request, files)))
 
     async def files(self, request: Request) -> Response:

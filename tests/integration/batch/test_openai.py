@@ -179,6 +179,10 @@ async def test_what_is_refused_and_why(world: World, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(http_batches, "MAX_FILES", 1)
         with pytest.raises(openai.RateLimitError, match="there are 1 files, as many as there may be: delete some"):
             await client.upload(b"x")
+        monkeypatch.setattr(http_batches, "MAX_FILES", 2)
+        monkeypatch.setattr(http_batches, "MAX_STORED", 2**20)
+        with pytest.raises(openai.RateLimitError, match="there are 1048576 bytes in files, as many as there may be"):
+            await client.upload(b"x")
         monkeypatch.setattr(http_batches, "MAX_OPEN", 0)
         with pytest.raises(openai.RateLimitError, match="there are 0 batches that have not ended"):
             await client.create("file-" + "0" * 24)

@@ -58,9 +58,9 @@ def test_no_other_path_is_a_file(tmp_path: Path, name: str) -> None:
 
 def test_the_latest_comes_first(tmp_path: Path) -> None:
     files = Files(tmp_path)
-    ids = [kept(files, b"", created_s) for created_s in (2, 9, 4)]
+    ids = [kept(files, b"ab", created_s) for created_s in (2, 9, 4)]
     assert [each.id for each in files.all()] == [ids[1], ids[2], ids[0]]
-    assert (files.count(), Files(tmp_path / "none").count()) == (3, 0)
+    assert (files.usage(), Files(tmp_path / "none").usage()) == ((3, 6), (0, 0))
     assert len(set(ids)) == 3
 
 
