@@ -39,6 +39,12 @@ DEFAULTS = GatewayConfig(redis="redis://127.0.0.1:6379/0")
     show_default=False,
     help="Folder for /v1/files and /v1/batches, shared with octavo batch worker. Default: HTTP has neither.",
 )
+@click.option(
+    "--reuse-port",
+    is_flag=True,
+    default=DEFAULTS.reuse_port,
+    help="Share the gRPC and HTTP ports with other gateways that do so too.",
+)
 @click.option("--max-queue", type=click.IntRange(1), default=DEFAULTS.max_queue, help="Unfinished jobs of one worker.")
 @click.option(
     "--policy",

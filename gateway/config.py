@@ -33,7 +33,8 @@ class GatewayConfig:
 
     `grpc_port`, `metrics_port` and `http_port` 0 let the system choose; the `ready` line tells the result. Without an
     `http_port` there is no HTTP, and without a folder of `batches`, which workers of batches share, no /v1/files and
-    /v1/batches. `max_queue` bounds the
+    /v1/batches. With `reuse_port` other gateways that have it too may listen on the same gRPC and HTTP ports: the
+    system hands each connection to one of them. `max_queue` bounds the
     jobs of one worker that have not ended, `max_streams` the Generate calls of this gateway. `policy` says how workers
     are chosen (``gateway.router``). `pages` says where workers keep pages (none, redis or dir:PATH), `pages_redis` is
     the URL of a server for them, if it is not the broker's, and `pages_ttl` after how many seconds without use workers
@@ -51,6 +52,7 @@ class GatewayConfig:
     metrics_port: int = 0
     http_port: int | None = None
     batches: str = ""
+    reuse_port: bool = False
     max_queue: int = 64
     policy: str = "prefix"
     pages: str = "none"
@@ -76,8 +78,9 @@ class PortError(OSError):
     """A port can't be listened on; the message says which option to change."""
 
 
-def require_port(host: str, port: int, option: str) -> None:
-    """Raises PortError when no address of `host` can be listened on at `port`. 0, for any free one, always can.
+def require_port(host: str, port: int, option: str, *, reuse: bool = False) -> None:
+    """Raises PortError when no address of `host` can be listened on at `port`. 0, for any free one, always can. With
+    `reuse` a port will do that others share in the same way.
 
     gRPC only says that it failed, not why, and prints lines of its own about it.
     """
@@ -89,6 +92,8 @@ def require_port(host: str, port: int, option: str) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 # As servers do: a port whose last user has ended is free at once.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if reuse:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 try:
                     probe.bind(where)
                 except OSError as error:

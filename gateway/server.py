@@ -60,8 +60,6 @@ OPTIONS: Final = (
     # Clients may ping as often as every 5 s, with or without a call, to get through idle proxies.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Two gateways on one port by mistake would share its connections silently.
-    ("grpc.so_reuseport", 0),
 )
 LEDGER_S: Final = 5.0
 """How often the ledger is read for those who watch it."""
@@ -91,8 +89,10 @@ class Gateway:
         self._tasks = Tasks()
         self._loops = Tasks()
         self._health = Health()
+        self._looked = asyncio.Event()
         self._pages: Stored | None = None
-        self._server = grpc.aio.server(options=OPTIONS)
+        # Two gateways on one port by mistake would share its connections silently: it has to be asked for.
+        self._server = grpc.aio.server(options=(*OPTIONS, ("grpc.so_reuseport", int(config.reuse_port))))
         self._http: HttpServer | None = None
         self._tracing = tracing(config.otlp, role="gateway", incarnation=self.incarnation)
         self.metrics = Metrics(self._tracing)
@@ -104,10 +104,10 @@ class Gateway:
         config = self._config
         require_guarded(config)
         credentials, tls = server_credentials(config), http_context(config)
-        require_port(config.host, config.grpc_port, "--grpc-port")
+        require_port(config.host, config.grpc_port, "--grpc-port", reuse=config.reuse_port)
         require_port(config.host, config.metrics_port, "--metrics-port")
         if config.http_port is not None:
-            require_port(config.host, config.http_port, "--http-port")
+            require_port(config.host, config.http_port, "--http-port", reuse=config.reuse_port)
         store = open_store(config.pages, config.pages_redis, config.redis, config.namespace, config.pages_ttl)
         self._stack.push_async_callback(self._tracing.close)
         try:
@@ -119,6 +119,9 @@ class Gateway:
             self._doorman = doorman(config.keys, broker)
             await self._doorman.look()
             await self._assemble(broker)
+            if config.reuse_port:
+                # Connections come as soon as it listens, while others could take them: it has to know the models first.
+                await self._looked.wait()
             self._stack.push_async_callback(self.metrics.close)
             metrics = self.metrics.serve(config.host, config.metrics_port)
             port = self._listen(credentials)
@@ -184,7 +187,7 @@ class Gateway:
             serves=lambda: self._health.serves,
             desk=desk,
         )
-        told = await http.start(config.host, config.http_port, tls)
+        told = await http.start(config.host, config.http_port, tls, reuse_port=config.reuse_port)
         self._http = http
         return told
 
@@ -246,8 +249,11 @@ class Gateway:
 
     def _start_loops(self, lease: Lease, rehoming: Rehoming, jobs: Jobs, models: Models, placing: Placing) -> None:
         async def look() -> None:
-            await self._health.models(await models.refresh())
-            placing.breaker.keep(models.lives)
+            try:
+                await self._health.models(await models.refresh())
+                placing.breaker.keep(models.lives)
+            finally:
+                self._looked.set()
 
         self._stack.push_async_callback(self._loops.cancel)
         for interval_s, action, what in (

@@ -34,6 +34,8 @@ class FleetConfig:
     """Of the first process, gateways before workers; the others take the next ones. 0: any free ones."""
     http_port: int | None = None
     """Of the first gateway; the others take the next ones. 0: any free ones; None: no HTTP."""
+    one_port: bool = False
+    """Gateways share the first one's gRPC and HTTP ports: the system hands each connection to one of them."""
     policy: str = "prefix"
     """How gateways choose workers."""
     redis: str = ""
@@ -78,16 +80,18 @@ class FleetConfig:
 
     def gateway_arguments(self, index: int, grpc_port: int | None = None, http_port: int | None = None) -> list[str]:
         """For `python -m`; the ports override the configured ones (a gateway that comes back keeps its own)."""
-        port = _nth(self.grpc_port, index) if grpc_port is None else grpc_port
+        nth = 0 if self.one_port else index
+        port = _nth(self.grpc_port, nth) if grpc_port is None else grpc_port
         http = http_port
         if http is None and self.http_port is not None:
-            http = _nth(self.http_port, index)
+            http = _nth(self.http_port, nth)
         return [
             "gateway",
             *("--namespace", self.namespace),
             *("--grpc-port", str(port)),
             *("--metrics-port", str(_nth(self.metrics_port, index))),
             *(("--http-port", str(http)) if http is not None else ()),
+            *(("--reuse-port",) if self.one_port else ()),
             *("--policy", self.policy),
             *(("--pages", self.pages) if self.pages != "none" else ()),
             *(("--pages-ttl", str(self.pages_ttl)) if self.pages_ttl is not None else ()),
@@ -167,6 +171,7 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
             default=None,
             help="Of the first gateway, for OpenAI's API; others follow. 0: any free.",
         ),
+        option("--one-port", is_flag=True, help="All gateways listen on the first one's ports."),
         option("--policy", type=click.Choice(POLICIES), default="prefix", help="How gateways choose workers."),
         option("--redis", default="", help="URL of a Redis 7 or Valkey 8 server. Default: an embedded one."),
         option("--namespace", default="default", help="The fleet's name within one Redis."),

@@ -21,7 +21,7 @@ import psutil
 
 from kvstore.embedded import EmbeddedBroker
 from kvstore.translation import shown_url
-from ops import precheck
+from ops import ports, precheck
 from ops.child import Child, ChildFailed, LineSink, describe_exit
 from ops.client import Client, describe
 from ops.config import usable_cores
@@ -29,6 +29,7 @@ from ops.reach import Target
 from ops.tasks import all_or_first_error, cancel_all
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from types import TracebackType
 
@@ -118,6 +119,7 @@ class Fleet:
         self._access = access
         self._broker: EmbeddedBroker | None = None
         self._keepers: list[asyncio.Task[None]] = []
+        self._held: list[socket.socket] = []
 
     async def __aenter__(self) -> Fleet:
         await self.start()
@@ -130,8 +132,8 @@ class Fleet:
 
     @property
     def targets(self) -> list[str]:
-        """HOST:PORT of every gateway."""
-        return [str(member.child.ready["grpc"]) for member in self.gateways]
+        """HOST:PORT of every gateway; one for all that share it."""
+        return list(dict.fromkeys(str(member.child.ready["grpc"]) for member in self.gateways))
 
     def facts(self) -> dict[str, Any]:
         """For the machine-readable `ready` line. A password in the broker's URL is left out."""
@@ -155,6 +157,7 @@ class Fleet:
             KvError: the broker did not start.
         """
         await precheck.check(self.config)
+        self.config, self._held = ports.shared(self.config, precheck.listens_on())
         begins()
         try:
             await self._start_broker()
@@ -177,6 +180,9 @@ class Fleet:
         if self._broker is not None:
             await self._broker.stop()
             self._broker = None
+        for port in self._held:
+            port.close()
+        self._held.clear()
 
     def kill(self) -> None:
         """Ends every process at once. `stop` is still to be called, and returns soon."""
@@ -202,7 +208,10 @@ class Fleet:
         for index, worker in enumerate(config.worker_ids()):
             self.workers.append(Member(worker, config.worker_arguments(index, cores), environment, self._sink))
         members = [*self.gateways, *self.workers]
-        await all_or_first_error(member.start(config.start_timeout) for member in members)
+        # Of gateways that share a port none can be asked by itself whether it serves: each does when it starts, if the
+        # workers are there by then.
+        for together in (self.workers, self.gateways) if config.one_port else (members,):
+            await all_or_first_error(member.start(config.start_timeout) for member in together)
         for index, member in enumerate(self.gateways):
             http = member.child.ready.get("http")
             member.arguments = config.gateway_arguments(

@@ -34,14 +34,20 @@ async def check(config: FleetConfig) -> None:
         await check_model(config)
 
 
+def listens_on() -> str:
+    """The host that processes take from OCTAVO_HOST."""
+    return os.environ.get("OCTAVO_HOST") or "127.0.0.1"
+
+
 def check_ports(config: FleetConfig) -> None:
-    """Those that are not left to the system to choose. Processes take their host from OCTAVO_HOST."""
+    """Those that are not left to the system to choose."""
     from gateway.config import PortError, require_port
 
-    host = os.environ.get("OCTAVO_HOST") or "127.0.0.1"
+    host = listens_on()
+    own = 1 if config.one_port else config.gateways
     for first, count, option in (
-        (config.grpc_port, config.gateways, "--grpc-port"),
-        (config.http_port or 0, config.gateways, "--http-port"),
+        (config.grpc_port, own, "--grpc-port"),
+        (config.http_port or 0, own, "--http-port"),
         (config.metrics_port, config.gateways + config.workers, "--metrics-port"),
     ):
         if first + count - 1 > 65535:

@@ -76,7 +76,7 @@ def announce(fleet: Fleet) -> None:
     """The ready lines: one for people, one for programs."""
     config = fleet.config
     told = [f"http://{where}/v1" for member in fleet.gateways if (where := member.child.ready.get("http")) is not None]
-    http = f"HTTP on {', '.join(told)}; " if told else ""
+    http = f"HTTP on {', '.join(dict.fromkeys(told))}; " if told else ""
     broker = "its own broker" if not config.redis else "the given Redis"
     note(f"ready: gRPC on {', '.join(fleet.targets)}; {http}{config.model} on {config.workers} worker(s); {broker}")
     emit(f"ready {json.dumps(fleet.facts())}")

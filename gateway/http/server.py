@@ -69,8 +69,9 @@ class HttpServer:
         self._app = _Counted(Api(backend, metrics.registry, serves, batches).app(), metrics)
         self._state = ServerState()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
-        """Its HOST:PORT. ``tls``: None for plaintext. Raises OSError for a port that can't be listened on."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, reuse_port: bool) -> str:
+        """Its HOST:PORT. ``tls``: None for plaintext; with `reuse_port` others who ask for that too may listen there.
+        Raises OSError for a port that can't be listened on."""
         config = Config(
             self._app,
             http=Protocol,
@@ -94,6 +95,7 @@ class HttpServer:
             connect,
             host,
             port,
+            reuse_port=reuse_port,
             ssl=tls,
             ssl_handshake_timeout=HEAD_S if tls else None,
             ssl_shutdown_timeout=GOODBYE_S if tls else None,

@@ -15,8 +15,10 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from gateway.config import PortError
 from kvstore.registry import DRAINING, READY
 from octavo.v1 import inference_pb2
+from ops.fleet import port_of
 from tests.integration.gateway.harness import (
     Client,
     collect,
@@ -68,6 +70,25 @@ async def test_inference_is_healthy_only_while_a_live_worker_serves(broker: Brok
         unknown = health.Check(health_pb2.HealthCheckRequest(service="x"))
         assert (await failure(unknown))[0] is grpc.StatusCode.NOT_FOUND
         watch.cancel()
+
+
+async def test_gateways_that_share_a_port_serve_as_soon_as_they_listen(broker: Broker) -> None:
+    """Connections come to each of them at once; who does not ask for it does not share."""
+    worker = ScriptedWorker(broker)
+    await worker.start()
+    shared = {"reuse_port": True, "http_port": 0}
+    async with running_gateway(broker, **shared) as (_, first, client):
+        assert await health_of(client, INFERENCE) == [SERVING]
+        assert first.http is not None
+        ports = {"grpc_port": port_of(first.grpc), "http_port": port_of(first.http)}
+        for alone in ({"grpc_port": ports["grpc_port"]}, {"http_port": ports["http_port"]}):
+            with pytest.raises(PortError):
+                async with running_gateway(broker, **alone):
+                    pass
+        async with running_gateway(broker, **{**shared, **ports}) as (_, second, _):
+            assert (second.grpc, second.http) == (first.grpc, first.http)
+            assert second.metrics != first.metrics
+    await worker.stop()
 
 
 async def test_reflection_lists_and_describes_the_services(client: Client) -> None:
