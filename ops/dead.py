@@ -54,7 +54,7 @@ def show_all(target: Target, as_json: bool) -> None:
     if as_json:
         emit_json([in_short(job) for job in jobs])
     else:
-        print_table(COLUMNS, [cells(job) for job in jobs])
+        print_table(COLUMNS, [cells(job) for job in jobs], none="There are no dead jobs.")
 
 
 @command.command("show")

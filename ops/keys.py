@@ -152,7 +152,7 @@ def show(ask: Callable[..., Any], as_json: bool) -> None:
     if as_json:
         emit_json([{"id": key.id, **entry_of(key)[key.digest], **asdict(book.quota(key.tenant))} for key in keys])
     else:
-        print_table(COLUMNS, [cells(key, book.quota(key.tenant)) for key in keys])
+        print_table(COLUMNS, [cells(key, book.quota(key.tenant)) for key in keys], none="There are no keys.")
 
 
 @command.command("revoke")

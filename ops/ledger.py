@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import click
 import grpc.aio
 
+from kvstore.errors import KvError
+from kvstore.jobs import Jobs
+from ops import show
 from ops.answer import plain
 from ops.client import Client, describe
 from ops.console import emit_json
-from ops.reach import reaching
-from ops.show import print_table
+from ops.show import print_table, source_options
 
 if TYPE_CHECKING:
     from octavo.v1 import fleet_pb2
@@ -23,9 +25,8 @@ ENDS = ("finished", "failed", "cancelled", "expired", "dead")
 
 
 @click.command("ledger")
-@reaching()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(target: Target, as_json: bool) -> None:
+@source_options
+def command(target: Target, redis: str, namespace: str, as_json: bool) -> None:
     """Show what became of all requests that were ever accepted, and whether that is all of them.
 
     finished: answered. failed: with an error. cancelled: by Cancel, or because the caller left. expired: by their
@@ -35,9 +36,11 @@ def command(target: Target, as_json: bool) -> None:
     Exit status 1 when it does not add up: then something was lost, or counted twice.
     """
     try:
-        found = asyncio.run(ask(target))
+        found = asyncio.run(from_redis(redis, namespace) if redis else ask(target))
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
+    except KvError as error:
+        raise click.ClickException(str(error)) from error
     missing = missing_of(found)
     if as_json:
         emit_json({**plain(found), "missing": missing})
@@ -53,6 +56,13 @@ async def ask(target: Target | str) -> fleet_pb2.LedgerResponse:
     """Raises AioRpcError."""
     async with Client(target) as client:
         return await client.ledger()
+
+
+async def from_redis(url: str, namespace: str) -> fleet_pb2.LedgerResponse:
+    """The same, without a gateway. Raises KvError."""
+    from gateway.fleet import ledger_message
+
+    return ledger_message(await show.from_redis(url, namespace, lambda broker: Jobs(broker).ledger()))
 
 
 def missing_of(found: fleet_pb2.LedgerResponse) -> int:

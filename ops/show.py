@@ -18,7 +18,7 @@ from kvstore.registry import Registry
 from ops.answer import plain
 from ops.client import Client, describe
 from ops.config import option
-from ops.console import emit_json
+from ops.console import emit, emit_json
 from ops.reach import reaching
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def queue(target: Target, redis: str, namespace: str, as_json: bool) -> None:
         emit_json(rows)
         return
     columns = ("worker", "undelivered", "pending", "oldest")
-    print_table(columns, [(r["worker"], r["undelivered"], r["pending"], age(r["oldest_age_ms"])) for r in rows])
+    told = [(r["worker"], r["undelivered"], r["pending"], age(r["oldest_age_ms"])) for r in rows]
+    print_table(columns, told, none="There are no queues: no worker is alive, and none has left any jobs.")
 
 
 @click.command("workers")
@@ -77,7 +78,8 @@ def workers(target: Target, redis: str, namespace: str, as_json: bool) -> None:
     if as_json:
         emit_json(rows)
         return
-    print_table(WORKER_COLUMNS, [worker_cells(row) for row in rows])
+    none = "No worker is alive; octavo worker starts one."
+    print_table(WORKER_COLUMNS, [worker_cells(row) for row in rows], none=none)
 
 
 def worker_cells(row: Row) -> tuple[Any, ...]:
@@ -156,8 +158,12 @@ def age(milliseconds: int) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on stdout; the first column names the rows, numbers go to the right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, none: str = "") -> None:
+    """A table on stdout; the first column names the rows, numbers go to the right. Without rows it is `none`, a
+    sentence, where there is one."""
+    if none and not rows:
+        emit(none)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         numeric = index > 0 and bool(rows) and all(str(row[index])[:1] in "0123456789-" for row in rows)

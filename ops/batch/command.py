@@ -111,7 +111,7 @@ def show_all(redis: str, namespace: str, as_json: bool) -> None:
     if as_json:
         emit_json([each.as_dict() for each in batches])
     else:
-        print_table(COLUMNS, [cells(each) for each in batches])
+        print_table(COLUMNS, [cells(each) for each in batches], none="There are no batches.")
 
 
 @command.command("status")
@@ -130,7 +130,7 @@ def status(batch_id: str, redis: str, namespace: str, as_json: bool) -> None:
     if as_json:
         emit_json([each.as_dict() for each in found])
     else:
-        print_table(COLUMNS, [cells(each) for each in found])
+        print_table(COLUMNS, [cells(each) for each in found], none="Every batch has ended.")
 
 
 @command.command("results")

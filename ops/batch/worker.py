@@ -96,7 +96,7 @@ def workers(here: bool, redis: str, namespace: str, as_json: bool) -> None:
         emit_json([asdict(each) for each in found])
     else:
         rows = [(each.name, each.state, each.batch or "-", age(int(each.heartbeat_age_s * 1000))) for each in found]
-        print_table(COLUMNS, rows)
+        print_table(COLUMNS, rows, none="There is no worker of batches; octavo batch worker starts one.")
     if here and not found:
         raise SystemExit(1)
 

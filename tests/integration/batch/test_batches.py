@@ -69,6 +69,7 @@ async def test_each_line_has_its_result_though_there_is_room_for_two_at_once(wor
     assert (await world.octavo("results", told["id"])).splitlines() == out.read_text().splitlines()
     assert [each["id"] for each in json.loads(await world.octavo("list", "--json"))] == [told["id"]]
     assert json.loads(await world.octavo("status", "--json")) == []
+    assert await world.octavo("status") == "Every batch has ended.\n"
     assert told["id"] in await world.octavo("status", told["id"])
 
 

@@ -22,7 +22,7 @@ from kvstore.help import Call, HelpLine
 from kvstore.prefix_index import PrefixIndex
 from kvstore.tenants import Quota
 from octavo.v1 import fleet_pb2, inference_pb2
-from ops import explain, show, top
+from ops import explain, ledger, show, top
 from ops.child import Child
 from tests.integration.deploy.roles import ROLES, USERS
 from tests.integration.gateway.harness import Client, collect, request, running_gateway, tokens
@@ -82,6 +82,7 @@ async def test_a_fleet_needs_no_more(server: Server, tmp_path: Path, tmp_path_fa
         assert (await explain.from_redis(server.by("operator"), "default", "acme/r2")) is not None
         assert [row["id"] for row in await show.workers_from_redis(server.by("operator"), "default")] == ["w0"]
         assert len(await show.queues_from_redis(server.by("operator"), "default")) == 1
+        assert (await ledger.from_redis(server.by("operator"), "default")).accepted == 3
         watching = top.Redis(server.by("operator"), "default")
         assert (await watching.read()).ledger["accepted"] == 3
         await watching.close()

@@ -10,7 +10,7 @@ import grpc
 
 from gateway.fleet import MAX_RETRIES
 from octavo.v1 import fleet_pb2, inference_pb2, job_pb2
-from ops import explain, show
+from ops import explain, ledger, show
 from tests.integration.gateway.harness import collect, failure, request, running_gateway, tokens
 from tests.integration.gateway.scripted import ScriptedWorker, chunk
 
@@ -179,6 +179,7 @@ async def test_the_ledger_adds_up(broker: Broker) -> None:
             "r3", finish=inference_pb2.ERROR, failure=job_pb2.FAILURE_DEADLINE, error="the client's deadline passed"
         )
         await collect(calls[0])
-        told = await client.ledger(fleet_pb2.LedgerRequest())
+        told = await ledger.from_redis(broker.config.url, broker.config.namespace)
+        assert await client.ledger(fleet_pb2.LedgerRequest()) == told
         assert told == fleet_pb2.LedgerResponse(accepted=5, finished=1, failed=1, cancelled=1, expired=1, in_flight=1)
     await worker.stop()

@@ -49,6 +49,12 @@ def test_they_are_listed_in_the_services_order() -> None:
     assert [(each["request_id"], each["prompt_tokens"]) for each in told] == [("p1", 3), ("p2", 0)]
 
 
+def test_none_are_a_sentence() -> None:
+    with serving(Operators()) as operators:
+        ran = CliRunner().invoke(command, ["list", "--target", operators.target])
+    assert (ran.exit_code, ran.output) == (0, "There are no dead jobs.\n")
+
+
 def test_one_is_shown_with_its_payload() -> None:
     ran, operators = run("show", "p1")
     assert (ran.exit_code, ran.output) == (

@@ -46,6 +46,7 @@ def test_a_keys_life(tmp_path: Path) -> None:
     assert keys(path, "revoke", key_id).stderr == f"octavo: revoked key {key_id} of tenant acme\n"
     assert keys(path, "revoke", boss).exit_code == 0  # by itself, where its id is not at hand
     assert json.loads(path.read_text()) == {}
+    assert keys(path, "list").stdout == "There are no keys.\n"
 
 
 def test_limits_are_the_tenants(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from ops import ledger
 from ops.show import age, print_table, queue, workers
+from tests.unit.ops.fleet_service import Operators, serving
 
 if TYPE_CHECKING:
     import click
@@ -38,7 +40,22 @@ def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> Non
     ]
 
 
-@pytest.mark.parametrize("command", [queue, workers])
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (queue, "There are no queues: no worker is alive, and none has left any jobs."),
+        (workers, "No worker is alive; octavo worker starts one."),
+    ],
+)
+def test_where_nothing_is_to_be_shown_a_sentence_says_so(command: click.Command, told: str) -> None:
+    with serving(Operators()) as operators:
+        ran, json = (
+            CliRunner().invoke(command, [*arguments, "--target", operators.target]) for arguments in ((), ("--json",))
+        )
+    assert (ran.exit_code, ran.output, json.output) == (0, f"{told}\n", "[]\n")
+
+
+@pytest.mark.parametrize("command", [queue, workers, ledger.command])
 def test_what_is_no_url_is_told_in_a_line(command: click.Command) -> None:
     ran = CliRunner().invoke(command, ["--redis", "nonsense:secret"])
     told = "Error: not a URL of a broker: redis://, rediss:// or unix://, host, port and database\n"
