@@ -84,7 +84,8 @@ class RequestIdTaken(SubmitError):
     """Another payload already has this request id."""
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"request_id {request_id_of(request_id)!r} is taken by another payload")
+        cure = "choose another id, or send the same payload to get its answer"
+        super().__init__(f"request_id {request_id_of(request_id)!r} is taken by another payload; {cure}")
         self.request_id = request_id
 
 

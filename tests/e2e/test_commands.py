@@ -89,7 +89,8 @@ def test_a_request_can_be_asked_for_again_by_its_id(fleet: Up) -> None:
     assert (first["request_id"], second["text"]) == ("again", first["text"])  # sampled without a seed
     assert second["usage"] == first["usage"]
     other = octavo(*asked, "--seed", "1", check=False)
-    assert other.stderr == "Error: ALREADY_EXISTS: --request-id 'again' is taken by another payload\n"
+    cure = "choose another id, or send the same payload to get its answer"
+    assert other.stderr == f"Error: ALREADY_EXISTS: --request-id 'again' is taken by another payload; {cure}\n"
 
 
 def test_generate_json_has_all_there_is_to_know(fleet: Up) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from gateway.errors import STARTING
+from kvstore.errors import RequestIdTaken
 from kvstore.registry import DRAINING, Registry
 from octavo.v1 import inference_pb2
 from octavo.v1.inference_pb2 import Chat, ChatMessage, GetModelRequest
@@ -110,7 +111,7 @@ async def test_a_job_is_read_to_its_end_from_a_worker_that_drains(broker: Broker
             await again.initial_metadata()
             await worker.commit(chunk(claim, 1, [11], finish=inference_pb2.STOP))
             assert tokens(await collect(again)) == [10, 11]
-            taken = (grpc.StatusCode.ALREADY_EXISTS, "request_id 'r1' is taken by another payload")
+            taken = (grpc.StatusCode.ALREADY_EXISTS, str(RequestIdTaken("r1")))
             assert await failure(other.generate(request("r1", model="tiny", prompt=[9]))) == taken
             draining = (grpc.StatusCode.UNAVAILABLE, f"all live workers of model 'tiny' are draining; {STARTING}")
             assert await failure(other.generate(request("r2", model="tiny"))) == draining

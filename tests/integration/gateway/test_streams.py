@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from kvstore.errors import RequestIdTaken
 from octavo.v1 import inference_pb2
 from tests.integration.gateway.harness import (
     Client,
@@ -143,7 +144,7 @@ async def test_an_id_that_another_payload_has_is_refused_and_its_job_goes_on(
 ) -> None:
     first = client.generate(request("r1"))
     (claim,) = await worker.claim()
-    taken = (Code.ALREADY_EXISTS, "request_id 'r1' is taken by another payload")
+    taken = (Code.ALREADY_EXISTS, str(RequestIdTaken("r1")))
     assert await failure(client.generate(request("r1", max_tokens=17))) == taken
     assert await failure(client.generate(request("r1", prompt=[9]))) == taken
     await worker.answer(claim)

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway import client as product
 from gateway.access import Access
 from kvstore.api_keys import ApiKey, RedisKeys, digest_of, entry_of, limits_of
-from kvstore.errors import NoKeyFile
+from kvstore.errors import NoKeyFile, RequestIdTaken
 from kvstore.jobs import JobState
 from kvstore.key_file import KeyFile
 from kvstore.tenants import Quota
@@ -171,7 +171,7 @@ async def test_another_tenants_job_is_as_unknown_as_none(door: House, worker: Sc
 async def test_one_id_of_two_tenants_is_two_jobs(door: House, worker: ScriptedWorker) -> None:
     calls = [await begun(client, worker, prompt=(5, 6, index)) for index, client in enumerate((door.acme, door.other))]
     assert [claim.job.request_id for _, claim in calls] == ["acme/r1", "other/r1"]
-    taken = (Code.ALREADY_EXISTS, "request_id 'r1' is taken by another payload")
+    taken = (Code.ALREADY_EXISTS, str(RequestIdTaken("r1")))
     assert await failure(door.acme.generate(request("r1", prompt=(9,)))) == taken
     assert (await door.other.cancel(inference_pb2.CancelRequest(request_id="r1"))).cancelled
     assert (await collect(calls[1][0]))[-1].chunks[-1].finish == inference_pb2.CANCELLED

@@ -28,7 +28,13 @@ TABLE = [
     (errors.JobLost("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),
     (errors.JobGone("gone"), Status(Code.UNAVAILABLE, "gone", 1000)),
     (errors.JobDiffers("another"), Status(Code.DATA_LOSS, "another")),
-    (kv.RequestIdTaken("r"), Status(Code.ALREADY_EXISTS, "request_id 'r' is taken by another payload")),
+    (
+        kv.RequestIdTaken("r"),
+        Status(
+            Code.ALREADY_EXISTS,
+            "request_id 'r' is taken by another payload; choose another id, or send the same payload to get its answer",
+        ),
+    ),
     (kv.QueueFull("w", 4, 4), Status(Code.RESOURCE_EXHAUSTED, "the queue of worker 'w' is full: 4 of 4 entries", 1000)),
     (
         kv.BrokerFull("broker at secret-host:6379 is full: OOM"),
