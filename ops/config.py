@@ -156,10 +156,12 @@ def fleet_options(*, workers: int, grpc_port: int) -> Callable[[F], F]:
     names = {field.name: field.default for field in fields(FleetConfig)}
     of_workers = []
     for name, settings in SHARED.items():
-        # Where a fleet's settings leave the choice to the workers, --help tells what they choose.
-        own = names[setting(name)]
-        shown = str(settings["default"]) if settings["default"] not in (None, "") else False
-        of_workers.append(option(name, **{**settings, "default": own, "show_default": True if own else shown}))
+        own, theirs = names[setting(name)], settings["default"]
+        told = settings["help"]
+        if not own and theirs not in (None, ""):
+            # The fleet leaves the choice to the workers: click would put what they choose in brackets.
+            told += f" Default: {theirs}."
+        of_workers.append(option(name, **{**settings, "default": own, "help": told}))
     options = [
         option("--workers", type=positive, default=workers, help="Workers to start."),
         option("--gateways", type=positive, default=1, help="Gateways to start."),

@@ -23,6 +23,13 @@ def test_help_tells_no_default_where_there_is_none(name: str) -> None:
     assert [each for each in ("default: ()", 'default: ""') if each in said] == []
 
 
+def test_help_of_a_fleet_tells_what_workers_choose() -> None:
+    said = " ".join(CliRunner().invoke(main, ["up", "--help"]).output.split())
+    assert "in tokens. Default: 32768. [env var: OCTAVO_KV_TOKENS; x>=32]" in said
+    assert "Default: all. [env var: OCTAVO_CACHE_TOKENS; x>=0]" in said
+    assert "default: (" not in said
+
+
 def flags(arguments: list[str]) -> dict[str, str]:
     return dict(zip(arguments[1::2], arguments[2::2], strict=True))
 
