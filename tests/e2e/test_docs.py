@@ -46,3 +46,11 @@ def batch_worker(fleet: Up, batches: Path) -> Iterator[None]:
 @pytest.mark.parametrize("program", [pytest.param(block, id=f"{page}-{number}") for page, number, block in PROGRAMS])
 def test_programs_run_and_print(fleet: Up, program: str) -> None:
     assert run_program(program, fleet).strip()
+
+
+def test_by_hand_one_gateway_alone_is_enough(fleet: Up) -> None:
+    """Where a reader runs one, nobody is at the second one's address."""
+    (program,) = (block for page, _, block in PROGRAMS if page == "docs/wire.md" and ".Attach(" in block)
+    whole = run_program(program, fleet)
+    assert "127.0.0.1:50052" in program
+    assert run_program(program.replace("127.0.0.1:50052", "127.0.0.1:1"), fleet) == whole != "\n"
