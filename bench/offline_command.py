@@ -110,7 +110,11 @@ def engine(
 )
 @click.option("--modes", default="", help="Those of peers without :MODE, int8 and int4 by width. Default: all.")
 @click.option("--ours", default="bfloat16", show_default=True, help="Our modes. Ratios are to the first.")
-@click.option("--check", is_flag=True, help="Small workloads, one round, into OUT/check: does every engine run?")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Small workloads, one round, into OUT/check: does every engine run? Downloads them too.",
+)
 @count("--rounds", 3, "Medians are over these.")
 @of_worker("--model")
 @click.option("--turn-limit", type=ranges.Finite(min=1), default=600, show_default=True, help="Seconds, a workload.")
