@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-SERVICES = ("redis", "gateway", "worker", "batch", "prometheus", "grafana")
+SERVICES = ("redis", "pages-redis", "gateway", "worker", "batch", "prometheus", "grafana")
 METRICS_PORT = 9100
 
 
@@ -21,9 +21,9 @@ def compose() -> dict[str, Any]:
     return document
 
 
-@pytest.fixture(scope="module")
-def redis_conf() -> dict[str, str]:
-    lines = (line.split(None, 1) for line in (DEPLOY / "redis.conf").read_text().splitlines())
+def conf(name: str) -> dict[str, str]:
+    """Settings of a Redis, by name."""
+    lines = (line.split(None, 1) for line in (DEPLOY / name).read_text().splitlines())
     return {parts[0]: parts[1] for parts in lines if parts and not parts[0].startswith("#")}
 
 
@@ -39,7 +39,8 @@ def test_services(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == set(SERVICES)
     assert "name" not in compose, "docker-compose 1.x refuses it"
     assert "version" not in compose, "with it, 1.x refuses depends_on conditions"
-    assert compose["services"]["worker"]["deploy"] == {"replicas": 2}
+    for name in ("gateway", "worker"):
+        assert compose["services"][name]["deploy"] == {"replicas": 2}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -50,13 +51,15 @@ def test_every_service_is_hardened_and_watched(compose: dict[str, Any], name: st
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["mem_limit"]
+    assert service["pids_limit"] == 512
     # Scaling needs names and ports that are not fixed.
     assert "container_name" not in service
 
 
 def test_nothing_is_published_beyond_loopback(compose: dict[str, Any]) -> None:
     ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
-    assert ports["redis"] == ports["worker"] == ports["batch"] == []
+    assert ports["redis"] == ports["pages-redis"] == ports["worker"] == ports["batch"] == []
     assert all(port.startswith("127.0.0.1:") for published in ports.values() for port in published)
     assert compose["networks"]["inner"] == {"internal": True}
 
@@ -141,12 +144,27 @@ def test_prometheus_finds_replicas_by_name() -> None:
         assert (found[name]["type"], found[name]["port"]) == ("A", METRICS_PORT)
 
 
-def test_redis_keeps_work(redis_conf: dict[str, str]) -> None:
+def test_redis_keeps_work() -> None:
+    redis_conf = conf("redis.conf")
     assert redis_conf["appendonly"] == "yes"
     assert redis_conf["appendfsync"] == "everysec"
     assert redis_conf["maxmemory-policy"] == "noeviction"
     assert redis_conf["dir"] == "/data"
     assert re.fullmatch(r"[1-9]\d*[mg]b", redis_conf["maxmemory"])
+
+
+def test_pages_are_a_cache_of_their_own(compose: dict[str, Any]) -> None:
+    pages = conf("pages.conf")
+    assert (pages["appendonly"], pages["save"], pages["maxmemory-policy"]) == ("no", '""', "allkeys-lru")
+    for name in ("gateway", "worker"):
+        assert compose["services"][name]["environment"]["OCTAVO_PAGES_REDIS"] == "redis://pages-redis:6379/0"
+
+
+def test_each_gateway_has_a_port_of_its_own(compose: dict[str, Any]) -> None:
+    gateway = compose["services"]["gateway"]
+    for port in gateway["ports"]:
+        first, last = re.findall(r":-(\d+)-(\d+)}", port)[0]
+        assert int(last) - int(first) + 1 == gateway["deploy"]["replicas"]
 
 
 def test_image_runs_without_root(dockerfile: list[tuple[str, str]]) -> None:

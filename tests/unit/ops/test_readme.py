@@ -30,6 +30,7 @@ PAGES = (
     "bench/results/2026-11-30-routing.md",
     "bench/results/2026-11-30-tune.md",
     "bench/results/2026-12-01-chaos.md",
+    "bench/results/2026-12-01-containers.md",
     "bench/results/2026-12-01-index.md",
     "bench/results/2026-12-01-routing.md",
     "bench/results/2026-12-01-streams.md",

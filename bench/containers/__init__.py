@@ -1,0 +1,1 @@
+"""The whole fleet in containers, killed under load: a transcript that checks itself."""
