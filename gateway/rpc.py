@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
 from gateway.config import MAX_REQUEST_BYTES
-from gateway.errors import AdmissionError, Status, status_of
+from gateway.errors import AdmissionError, Status, Unauthenticated, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,7 +70,31 @@ def service_handler(service: ServiceDescriptor, methods: dict[str, Method], door
         streaming = service.methods_by_name[name].server_streaming
         make = grpc.unary_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler
         handlers[name] = make(guarded(method, doorman), response_serializer=_serialize)
-    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+    return _Door(grpc.method_handlers_generic_handler(service.full_name, handlers), doorman)
+
+
+class _Door(grpc.GenericRpcHandler):
+    """Handlers whose calls are looked at when their heads have come: the library reads a request of megabytes, or
+    waits for it, before it calls a handler that takes one."""
+
+    def __init__(self, handlers: grpc.GenericRpcHandler, doorman: Doorman) -> None:
+        self._handlers = handlers
+        self._doorman = doorman
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        found = self._handlers.service(handler_call_details)
+        if found is None:
+            return None
+        try:
+            self._doorman.caller(handler_call_details.invocation_metadata)
+        except Unauthenticated as error:
+            status = status_of(error)
+
+            async def refuse(_requests: Any, context: Any) -> None:
+                await abort(context, status)
+
+            return grpc.stream_stream_rpc_method_handler(refuse)  # whose requests are read when it asks for them
+        return found
 
 
 def guarded(method: Method, doorman: Doorman) -> Callable[[bytes, Context], Awaitable[Message | None]]:

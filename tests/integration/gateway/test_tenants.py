@@ -119,6 +119,14 @@ async def test_nobody_comes_in_without_a_key(door: House) -> None:
     assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_who_has_no_key_is_refused_before_there_is_a_request(door: House) -> None:
+    """Else whoever reaches the port could have any number of calls held open, and megabytes of requests with them."""
+    for method in ("Inference/Generate", "Inference/Cancel", "Fleet/Ledger"):
+        call = door.anybody.channel.stream_stream(f"/octavo.v1.{method}")()
+        assert await asyncio.wait_for(call.code(), 5) is NOBODY[0]
+        assert await call.details() == NOBODY[1]
+
+
 async def test_the_whole_fleet_is_for_operators(door: House) -> None:
     for client, expected in ((door.acme, OPERATORS), (door.boss, None)):
         for call in (
