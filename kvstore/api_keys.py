@@ -87,8 +87,9 @@ class KeyStore(Protocol):
         """What holds now, under a version; None: what had the version ``known`` (empty: none) still holds. Raises
         KeysDamaged, BrokerError, OSError."""
 
-    async def put(self, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """Writes fields, or takes out those that are None. Raises as ``read``."""
+    async def put(self, changes: Mapping[str, Mapping[str, Any] | None], known: str | None = None) -> bool:
+        """Writes fields, or takes out those that are None; only while that version holds, if one is ``known``. Whether
+        it did so. Raises as ``read``."""
 
 
 class RedisKeys:
@@ -111,9 +112,12 @@ class RedisKeys:
         except ValueError as error:
             raise KeysDamaged(f"the API keys in the broker are damaged: {error}") from error
 
-    async def put(self, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
-        args = [part for name, value in changes.items() for part in (name, "" if value is None else json.dumps(value))]
-        await self._broker.script("keys", [self._broker.keys.api_keys], args)
+    async def put(self, changes: Mapping[str, Mapping[str, Any] | None], known: str | None = None) -> bool:
+        # No number that is counted up: a server that lost its data, or its last changes, would come to one again that
+        # gateways know already, with other keys.
+        args = [secrets.token_hex(8), known or ""]
+        args += [part for name, value in changes.items() for part in (name, "" if value is None else json.dumps(value))]
+        return bool(await self._broker.script("keys", [self._broker.keys.api_keys], args))
 
 
 def new_key() -> str:

@@ -40,19 +40,19 @@ class KeyFile:
             first = f"`octavo keys add --keys {self._path} --tenant NAME` makes the first"
             raise NoKeyFile(f"there is no file of API keys {self._path}: {first}") from None
 
-    async def put(self, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """As ``KeyStore.put``; makes the file, for its owner alone, where there is none."""
-        await asyncio.to_thread(self._put, changes)
+    async def put(self, changes: Mapping[str, Mapping[str, Any] | None], known: str | None = None) -> bool:
+        """As ``KeyStore.put``; makes the file, for its owner alone, where there is none (version: empty)."""
+        return await asyncio.to_thread(self._put, changes, known)
 
     def _read(self, known: str) -> tuple[str, KeyBook] | None:
         with self._path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            # What is replaced has another inode; what is written over, another time or size.
-            version = f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"
+            version = _version(os.fstat(file.fileno()))
             return None if version == known else (version, book_of(self._entries(file.read())))
 
-    def _put(self, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
+    def _put(self, changes: Mapping[str, Mapping[str, Any] | None], known: str | None) -> bool:
         with FileLock(f"{self._path}.lock", timeout=LOCK_S):
+            if known is not None and known != (_version(self._path.stat()) if self._path.exists() else ""):
+                return False
             entries = self._entries(self._path.read_bytes()) if self._path.exists() else {}
             kept = {name: value for name, value in (entries | {**changes}).items() if value is not None}
             text = json.dumps(kept, indent=1, sort_keys=True) + "\n"
@@ -68,6 +68,7 @@ class KeyFile:
             except BaseException:
                 temporary.unlink()
                 raise
+        return True
 
     def _like_before(self, descriptor: int) -> None:
         """Whoever could read the file can read the one that takes its place. A new one is for its owner alone."""
@@ -86,3 +87,8 @@ class KeyFile:
         except ValueError as error:
             raise KeysDamaged(f"the API keys in {self._path} are damaged: {error}") from error
         return entries
+
+
+def _version(found: os.stat_result) -> str:
+    """What is replaced has another inode; what is written over, another time or size."""
+    return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"

@@ -61,7 +61,7 @@ name                            type                what
                                                     clock).
 ``keys``                        hash                API keys, where gateways have them from here: by SHA-256 of the key
                                                     in hex, a JSON object (tenant, name, ...); ``tenant:<tenant>``, its
-                                                    limits; and ``version``, a number that every change raises.
+                                                    limits; and ``version``, another one after every change.
 ``load:<worker>:<incarnation>`` hash                charged by routers, refunded when a job ends: jobs, sequences (their
                                                     choices), tokens; and at its first delivery: prefill (prompt tokens
                                                     not cached).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
@@ -34,9 +33,11 @@ from ops.dead import moment
 from ops.show import print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from kvstore.api_keys import KeyStore
+
+    Changes = Mapping[str, Mapping[str, Any] | None]
 
 T = TypeVar("T")
 REDIS: Final = "redis"
@@ -115,13 +116,10 @@ def add(ask: Callable[..., Any], tenant: str, name: str, operator: bool, **limit
     secret = new_key()
     key = ApiKey(digest_of(secret), tenant, name, operator, time.time_ns() // 1_000_000)
 
-    async def put(store: KeyStore) -> None:
-        book = KeyBook()
-        with suppress(NoKeyFile):  # this is the first key
-            book = await book_in(store)
-        await store.put({**entry_of(key), **limits_of(tenant, limited(book.quota(tenant), limits))})
+    def made(book: KeyBook) -> Changes:
+        return {**entry_of(key), **limits_of(tenant, limited(book.quota(tenant), limits))}
 
-    ask(put)
+    ask(lambda store: changed(store, made, first=True))
     note(f"key {key.id} of tenant {tenant}; it is not kept, and can't be shown again:")
     emit(secret)
 
@@ -134,12 +132,11 @@ def limit(ask: Callable[..., Any], tenant: str, **limits: int | None) -> None:
     """Change what a tenant may ask for."""
     require_tenant(tenant)
 
-    async def put(store: KeyStore) -> Quota:
-        quota = limited((await book_in(store)).quota(tenant), limits)
-        await store.put(limits_of(tenant, quota))
-        return quota
+    def made(book: KeyBook) -> Changes:
+        return limits_of(tenant, limited(book.quota(tenant), limits))
 
-    note(f"{tenant}: {in_words(ask(put))}")
+    book: KeyBook = ask(lambda store: changed(store, made))
+    note(f"{tenant}: {in_words(limited(book.quota(tenant), limits))}")
 
 
 @command.command("list")
@@ -147,7 +144,7 @@ def limit(ask: Callable[..., Any], tenant: str, **limits: int | None) -> None:
 @keeping
 def show(ask: Callable[..., Any], as_json: bool) -> None:
     """List the keys that hold, by tenant, with their tenants' limits."""
-    book: KeyBook = ask(book_in)
+    _, book = ask(book_in)
     keys = sorted(book.keys.values(), key=lambda key: (key.tenant, key.created_ms))
     if as_json:
         emit_json([{"id": key.id, **entry_of(key)[key.digest], **asdict(book.quota(key.tenant))} for key in keys])
@@ -165,7 +162,7 @@ def revoke(ask: Callable[..., Any], key_id: str) -> None:
     """
 
     async def drop(store: KeyStore) -> ApiKey:
-        book = await book_in(store)
+        _, book = await book_in(store)
         found = [key for key in book.keys.values() if key_id in (key.id, key.digest)]
         found = found or [key for key in (book.holder(key_id),) if key is not None]
         if not found:
@@ -183,10 +180,23 @@ def require_tenant(tenant: str) -> None:
         raise click.UsageError(f"tenant {tenant!r:.80} is not 1 to 64 characters of [A-Za-z0-9._-]")
 
 
-async def book_in(store: KeyStore) -> KeyBook:
-    """All that holds."""
-    found = await store.read("")
-    return found[1] if found is not None else KeyBook()
+async def book_in(store: KeyStore) -> tuple[str, KeyBook]:
+    """All that holds, under its version."""
+    return await store.read("") or ("", KeyBook())
+
+
+async def changed(store: KeyStore, make: Callable[[KeyBook], Changes], *, first: bool = False) -> KeyBook:
+    """Makes changes that follow from what holds, of which nobody else's is undone; what held. `first`: there need be
+    nothing yet."""
+    while True:
+        try:
+            version, book = await book_in(store)
+        except NoKeyFile:
+            if not first:
+                raise
+            version, book = "", KeyBook()
+        if await store.put(make(book), version):
+            return book
 
 
 def limited(quota: Quota, limits: dict[str, int | None]) -> Quota:

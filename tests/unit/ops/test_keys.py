@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
-from kvstore.api_keys import digest_of
-from ops.keys import command
+from kvstore.api_keys import LIMITS, KeyBook, digest_of, limits_of
+from kvstore.key_file import KeyFile
+from kvstore.tenants import Quota
+from ops.keys import book_in, changed, command, limited
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from click.testing import Result
+
+    from ops.keys import Changes
 
 
 def keys(path: Path, *arguments: str) -> Result:
@@ -59,6 +63,30 @@ def test_limits_are_the_tenants(tmp_path: Path) -> None:
         "tokens_per_minute": None,
         "concurrency": 3,
     }
+
+
+async def test_of_changes_at_once_none_undoes_another(tmp_path: Path) -> None:
+    """What a tenant's limits were is read first; somebody else changes them before they are written."""
+
+    class Busy(KeyFile):
+        meddled = False
+
+        async def read(self, known: str) -> tuple[str, KeyBook] | None:
+            found = await super().read(known)
+            if not self.meddled:
+                self.meddled = True
+                await self.put(limits_of("acme", Quota(concurrency=1)))
+            return found
+
+    store = Busy(tmp_path / "keys")
+    await store.put(limits_of("acme", Quota(concurrency=9)))
+
+    def made(book: KeyBook) -> Changes:
+        return limits_of("acme", limited(book.quota("acme"), {**dict.fromkeys(LIMITS), "tokens_per_minute": 5}))
+
+    assert (await changed(store, made)).quota("acme") == Quota(concurrency=1)
+    _, book = await book_in(store)
+    assert book.quota("acme") == Quota(tokens_per_minute=5, concurrency=1)
 
 
 def test_what_can_not_be(tmp_path: Path) -> None:
