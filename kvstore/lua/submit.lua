@@ -130,6 +130,7 @@ if charged then
   redis.call('SADD', living, string.match(job, ':job:(.*)$'))
 end
 if charged and #charged > 2 then
+  redis.call('DEL', bucket) -- with what a limit that is gone has left: it would count as of now
   redis.call('HSET', bucket, unpack(charged))
   redis.call('PEXPIRE', bucket, 60000) -- by then they have run out
 end

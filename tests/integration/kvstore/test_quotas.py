@@ -199,6 +199,15 @@ async def test_what_comes_back_late_makes_no_debt_and_no_credit(stage: Stage) ->
     await refused(stage, "acme/d", worker, quota)
 
 
+async def test_a_limit_that_comes_back_finds_nothing_of_before(stage: Stage) -> None:
+    worker, both = await stage.worker(), Quota(requests_per_minute=9, tokens_per_minute=CHARGE)
+    await stage.submit("acme/a", worker, quota=both)
+    await passes(stage, 2 * MINUTE_MS)
+    await stage.submit("acme/b", worker, quota=Quota(requests_per_minute=9))
+    await stage.submit("acme/c", worker, quota=both)
+    assert await tokens(stage) == CHARGE
+
+
 async def test_what_is_refused_or_asked_again_is_not_charged(stage: Stage) -> None:
     worker, quota = await stage.worker(), Quota(requests_per_minute=9, tokens_per_minute=90, concurrency=9)
     for _ in range(3):
