@@ -125,8 +125,9 @@ local function tokens_in(positions)
 end
 
 -- Takes a job that ends off its tenant's account: it lives no more, and what it was charged and has not used comes back.
--- What never began has used nothing. A bucket runs out by itself, so what comes back does so as if it had never been
--- charged, however long ago that was; never below empty.
+-- What never began has used nothing. What was charged long ago has run out by itself, so what comes back of it is taken off
+-- what was charged since, never below empty: over all minutes together nobody gets more than its limit, in one of them
+-- perhaps what it left in those before.
 local function settle(job)
   local prefix, request, tenant = string.match(job, '^({[^}]*}:)job:(([^/]+)/.*)$')
   if not tenant then
