@@ -161,6 +161,10 @@ def for_http(files: Pem) -> ssl.SSLContext:
         raise TransportError(f"{what}: {error}") from error
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
+        # Who comes back with a session is asked for no certificate, and would outlive the authority that let it in. So
+        # there are none; those of TLS 1.2 can't be turned off here.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
         try:
             context.load_verify_locations(client_ca)
         except ssl.SSLError as error:
