@@ -6,7 +6,7 @@ import io
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.chaos.history import (
@@ -42,7 +42,6 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(EVENTS)
 def test_an_event_is_one_line_and_comes_back(event: Event) -> None:
     line = to_line(event)

@@ -20,7 +20,7 @@ RULES = Rules(decode=decode)
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(SEEDS)
 def test_nothing_is_found_in_a_good_run(seed: int) -> None:
     run = made_up(seed)
@@ -33,7 +33,7 @@ def test_nothing_is_found_in_a_good_run(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "_"))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(seed=SEEDS)
 def test_each_lie_is_caught_by_its_invariant(mutation: Mutation, seed: int) -> None:
     run = made_up(seed)

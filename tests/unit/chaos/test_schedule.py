@@ -53,7 +53,7 @@ def lasting(schedule: Schedule) -> list[Fault]:
     return [fault for fault in schedule.faults if not NATURES[fault.kind].instant]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 2**32), PLANS)
 def test_rules(seed: int, plan: Plan) -> None:
     schedule = draw(seed, plan)
@@ -68,7 +68,7 @@ def test_rules(seed: int, plan: Plan) -> None:
     assert [fault.at_s for fault in schedule.faults] == sorted(fault.at_s for fault in schedule.faults)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 2**32), PLANS)
 def test_nobody_has_two_faults_at_once_and_one_of_each_is_left_alone(seed: int, plan: Plan) -> None:
     faults = lasting(draw(seed, plan))
@@ -81,7 +81,7 @@ def test_nobody_has_two_faults_at_once_and_one_of_each_is_left_alone(seed: int, 
             assert not set(plan.gateways) <= active
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 2**32), PLANS)
 def test_while_workers_are_restarted_in_turn_nothing_else_strikes_one(seed: int, plan: Plan) -> None:
     plan = replace(plan, kinds=(*plan.kinds, Kind.WORKERS_ROLL))
@@ -93,7 +93,7 @@ def test_while_workers_are_restarted_in_turn_nothing_else_strikes_one(seed: int,
         assert over(plan, roll) == roll.at_s + (plan.drain_s + plan.start_s) * len(plan.workers)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 2**32), PLANS)
 def test_a_last_kill_is_behind_all_that_strikes_workers_or_loses_something(seed: int, plan: Plan) -> None:
     """So it leaves jobs that another worker went on with, and the broker has their logs."""

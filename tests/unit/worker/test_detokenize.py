@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.worker.whole_text import cut, whole
@@ -17,8 +17,6 @@ from worker.params import StopParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-whatever_it_takes = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def every_byte() -> TokenBytes:
@@ -43,14 +41,12 @@ def streamed(
 # Bytes
 
 
-@whatever_it_takes
 @given(st.lists(st.binary(max_size=6), max_size=12))
 def test_any_bytes_decode_as_if_at_once(pieces: list[bytes]) -> None:
     got, _ = streamed([list(piece) for piece in pieces], every_byte())
     assert "".join(got) == b"".join(pieces).decode("utf-8", "replace")
 
 
-@whatever_it_takes
 @given(st.text(max_size=20))
 def test_no_character_is_broken_by_single_byte_tokens(text: str) -> None:
     got, _ = streamed([[byte] for byte in text.encode()], every_byte())
@@ -78,7 +74,6 @@ def test_bytes_that_become_no_character_hold_nothing_up(data: list[int], expecte
     assert got == expected
 
 
-@whatever_it_takes
 @given(st.lists(st.sampled_from([0x41, 0x80, 0x9F, 0xA0, 0xC3, 0xE0, 0xE8, 0xED, 0xF0, 0xF4, 0xF5]), max_size=40))
 def test_at_most_three_bytes_are_held_back(data: list[int]) -> None:  # A14
     stream, sent = TextStream(every_byte()), ""
@@ -106,7 +101,6 @@ def texts_and_stops(draw: st.DrawFn) -> tuple[list[list[int]], str, list[str]]:
     return pieces, text, stops
 
 
-@whatever_it_takes
 @given(texts_and_stops(), st.booleans())
 def test_the_joined_stream_is_the_whole_text_cut_at_the_first_stop(
     example: tuple[list[list[int]], str, list[str]], include_stop: bool
@@ -116,7 +110,6 @@ def test_the_joined_stream_is_the_whole_text_cut_at_the_first_stop(
     assert ("".join(got), match) == cut(text, stops, include_stop=include_stop)
 
 
-@whatever_it_takes
 @given(texts_and_stops())
 def test_text_is_held_only_while_its_tail_begins_a_stop(example: tuple[list[list[int]], str, list[str]]) -> None:
     pieces, _, stops = example
@@ -133,7 +126,6 @@ def test_text_is_held_only_while_its_tail_begins_a_stop(example: tuple[list[list
         assert sent == text[: len(text) - held]
 
 
-@whatever_it_takes
 @given(st.binary(max_size=12), st.lists(st.text(alphabet="a\ufffdé", min_size=1, max_size=3), max_size=3))
 def test_stops_are_found_in_what_invalid_bytes_become(data: bytes, stops: list[str]) -> None:
     got, match = streamed([[byte] for byte in data], every_byte(), stops)
@@ -207,7 +199,6 @@ def answers(draw: st.DrawFn) -> tuple[list[list[int]], StopParams, int | None]:
     return pieces, stopping, draw(st.none() | st.sampled_from([*b"ab", 0x99, 0xF0]))
 
 
-@whatever_it_takes
 @given(answers())
 def test_streamed_and_whole_answers_are_the_same(example: tuple[list[list[int]], StopParams, int | None]) -> None:
     """A04, A16 for tokens that are bytes; for those of tokenizers see test_tokenizers."""

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvstore.page import names_of
@@ -294,6 +294,4 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestTraffic.settings = settings(max_examples=100, stateful_step_count=30)

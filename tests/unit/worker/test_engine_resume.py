@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from tests.unit.worker.engine_run import (
     Answer,
@@ -95,7 +95,7 @@ def test_it_may_be_cut_off_again_and_again() -> None:
 
 
 @given(asked=requests, steps=st.integers(0, 25), num_blocks=st.integers(12, 30), budget=st.integers(1, 24))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 def test_any_request_cut_anywhere_goes_on_in_any_pool(asked: Request, steps: int, num_blocks: int, budget: int) -> None:
     answers: Answers = {}
     first, _ = engine_of(num_blocks, token_budget=budget, context_length=10_000)

@@ -138,7 +138,7 @@ def draws(draw: st.DrawFn, vocabulary: int, row: int) -> Draw:
     return Draw(row, own, draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 2**40)), counts, banned, None, allowed)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(rows_of_logits(), st.data())
 @example(np.zeros(2000, dtype=np.float32), None)
 def test_it_draws_what_the_reference_draws(row: npt.NDArray[np.float32], data: st.DataObject | None) -> None:

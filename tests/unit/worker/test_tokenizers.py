@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -18,7 +18,6 @@ from worker.params import StopParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-whatever_it_takes = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LINES = [
     "The quick brown fox jumps over the lazy dog, and doesn't look back.",
@@ -85,7 +84,6 @@ def test_a_stream_is_the_tokenizers_own_decoding(make: Any, line: str) -> None:
         assert text_of(tokenizer, ids) == line
 
 
-@whatever_it_takes
 @given(st.data())
 def test_any_byte_level_tokens_stream_as_the_tokenizer_decodes_them(data: st.DataObject) -> None:
     tokenizer = byte_level()
@@ -93,7 +91,6 @@ def test_any_byte_level_tokens_stream_as_the_tokenizer_decodes_them(data: st.Dat
     assert text_of(tokenizer, ids) == tokenizer.decode(ids)
 
 
-@whatever_it_takes
 @given(st.text(max_size=10), st.booleans())
 def test_any_text_survives_byte_fallback(text: str, strip: bool) -> None:
     tokenizer = sentencepiece_like(strip)
@@ -119,7 +116,6 @@ def answers(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[list[list[int]], Sto
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
-@whatever_it_takes
 @given(st.data())
 def test_streamed_and_whole_answers_are_the_same(make: Any, data: st.DataObject) -> None:  # A02, A04, A16
     tokenizer = make()
