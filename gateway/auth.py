@@ -36,7 +36,16 @@ class Caller:
     tenant: str = NOBODY
     quota: Quota = NO_QUOTA
     operator: bool = True
-    """It may ask what concerns the whole fleet."""
+    """It may ask what concerns the whole fleet, and go before others."""
+
+    def check_priority(self, priority: int) -> None:
+        """Refuses, with Forbidden, to let one tenant go before the others unless it may."""
+        most = self.quota.max_priority or 0
+        if priority > most and not self.operator:
+            raise Forbidden(
+                f"priority is {priority}; requests of tenant {self.tenant} may have {most} at most: "
+                f"`octavo keys limit {self.tenant} --max-priority {priority}` allows it"
+            )
 
 
 ANYBODY: Final = Caller()

@@ -156,6 +156,7 @@ class InferenceService:
         self, request: inference_pb2.GenerateRequest, context: Context, call: Call, caller: Caller
     ) -> str:
         admission.check(request)
+        caller.check_priority(request.priority)
         name = job_name(caller.tenant, request.request_id or uuid.uuid4().hex)
         digest = digest_of(request)
         # In the relay's books before the broker has the job: no delivery can be missed.

@@ -6,7 +6,8 @@ store. A slow hash would add nothing: it protects what can be guessed, and every
 Keys are fields with a JSON object each, in a hash of the broker or in a file (``kvstore.key_file``) alike::
 
     <SHA-256 of the key, in hex>    {"tenant": "acme", "name": "ci", "operator": false, "created_ms": 1764547200000}
-    tenant:acme                     {"requests_per_minute": 60, "tokens_per_minute": 100000, "concurrency": 8}
+    tenant:acme                     {"requests_per_minute": 60, "tokens_per_minute": 100000, "concurrency": 8,
+                                     "max_priority": null}
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ NOBODY: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may ask for; None: no limit. Per minute: a bucket of that size that runs out evenly in a minute, so
-    who has been quiet may ask for all of it at once."""
+    """What a tenant may ask for; None: no limit, unless said otherwise.
+
+    Per minute: a bucket of that size that runs out evenly in a minute, so who has been quiet may ask for all at once.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -30,6 +32,8 @@ class Quota:
     used comes back when it ends."""
     concurrency: int | None = None
     """Requests that have not ended."""
+    max_priority: int | None = None
+    """The highest that its requests may have; None: 0, as a higher one goes before those of other tenants."""
 
     def __bool__(self) -> bool:
         return self != Quota()

@@ -26,6 +26,7 @@ from kvstore.api_keys import (
 from kvstore.client import BrokerConfig, connect
 from kvstore.errors import KvError, NoKeyFile
 from kvstore.key_file import KeyFile
+from kvstore.limits import MAX_PRIORITY
 from kvstore.tenants import TENANT, Quota
 from ops.config import option
 from ops.console import emit, emit_json, note
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REDIS: Final = "redis"
-COLUMNS: Final = ("id", "tenant", "name", "operator", "made", "requests/min", "tokens/min", "at once")
+COLUMNS: Final = ("id", "tenant", "name", "operator", "made", "requests/min", "tokens/min", "at once", "priority")
 LIMIT: Final = click.IntRange(0, MAX_LIMIT)
 
 
@@ -87,7 +88,7 @@ async def asked(question: Callable[[KeyStore], Awaitable[T]], keys: str, redis: 
 
 
 def limiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The limits of a tenant. None: as it was; 0: none."""
+    """The limits of a tenant. None: as it was; 0: none, or of priorities the least limit."""
     for name, told in (
         ("--concurrency", "Requests of the tenant that may be unfinished."),
         ("--tokens-per-minute", "Tokens of prompts and answers that it may ask for."),
@@ -96,7 +97,8 @@ def limiting(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(name, type=LIMIT, metavar="N", help=f"{told} 0: any number. Default: as it was.")(
             function
         )
-    return function
+    told = "Highest priority that its requests may have; at first 0. Default: as it was."
+    return click.option("--max-priority", type=click.IntRange(0, MAX_PRIORITY), metavar="N", help=told)(function)
 
 
 @command.command("add")

@@ -127,6 +127,15 @@ async def test_who_has_no_key_is_refused_before_there_is_a_request(door: House) 
         assert await call.details() == NOBODY[1]
 
 
+async def test_a_tenant_goes_before_others_only_where_it_may(door: House, worker: ScriptedWorker) -> None:
+    told = (
+        "priority is 2; requests of tenant acme may have 0 at most: `octavo keys limit acme --max-priority 2` allows it"
+    )
+    assert await failure(door.acme.generate(request("r1", priority=2))) == (Code.PERMISSION_DENIED, told)
+    _, claim = await begun(door.boss, worker, priority=2)
+    assert claim.job.priority == 2
+
+
 async def test_the_whole_fleet_is_for_operators(door: House) -> None:
     for client, expected in ((door.acme, OPERATORS), (door.boss, None)):
         for call in (

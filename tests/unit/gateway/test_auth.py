@@ -53,6 +53,21 @@ async def test_where_no_keys_are_in_use_everybody_may_do_everything() -> None:
     assert doorman.refused == 0
 
 
+def test_who_may_go_before_others() -> None:
+    plain, urgent = Caller("acme", Quota(), operator=False), Caller("acme", Quota(max_priority=5), operator=False)
+    boss = Caller("house", Quota(), operator=True)
+    for caller, highest in ((plain, 0), (urgent, 5), (boss, 100), (ANYBODY, 100)):
+        caller.check_priority(-100)
+        caller.check_priority(highest)
+    told = (
+        "priority is 1; requests of tenant acme may have 0 at most: `octavo keys limit acme --max-priority 1` allows it"
+    )
+    with pytest.raises(Forbidden, match=f"^{re.escape(told)}$"):
+        plain.check_priority(1)
+    with pytest.raises(Forbidden, match=r"^priority is 6; requests of tenant acme may have 5 at most"):
+        urgent.check_priority(6)
+
+
 async def test_what_changes_holds_with_the_next_look(tmp_path: Path) -> None:
     store = KeyFile(tmp_path / "keys")
     key, boss = ApiKey(digest_of("k1"), "acme"), ApiKey(digest_of("k2"), "house", operator=True)

@@ -44,7 +44,7 @@ def test_a_keys_life(tmp_path: Path) -> None:
     ]
     lines = keys(path, "list").stdout.splitlines()
     assert lines[1].split()[:4] == [key_id, "acme", "ci", "-"]
-    assert lines[1].split()[-3:] == ["-", "1000", "3"]
+    assert lines[1].split()[-4:] == ["-", "1000", "3", "-"]
     assert keys(path, "limit", "acme", "--concurrency", "0").stderr == "octavo: acme: tokens per minute 1000\n"
     assert keys(path, "limit", "acme", "--tokens-per-minute", "0").stderr == "octavo: acme: no limits\n"
     assert keys(path, "revoke", key_id).stderr == f"octavo: revoked key {key_id} of tenant acme\n"
@@ -62,7 +62,11 @@ def test_limits_are_the_tenants(tmp_path: Path) -> None:
         "requests_per_minute": 6,
         "tokens_per_minute": None,
         "concurrency": 3,
+        "max_priority": None,
     }
+    assert keys(path, "limit", "acme", "--max-priority", "7").exit_code == 0
+    assert json.loads(path.read_text())["tenant:acme"]["max_priority"] == 7
+    assert "101 is not in the range 0<=x<=100" in keys(path, "limit", "acme", "--max-priority", "101").stderr
 
 
 async def test_of_changes_at_once_none_undoes_another(tmp_path: Path) -> None:
