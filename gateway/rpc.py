@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
 from gateway.config import MAX_REQUEST_BYTES
-from gateway.errors import AdmissionError, Status, Unauthenticated, status_of
+from gateway.errors import AdmissionError, Status, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -87,7 +87,7 @@ class _Door(grpc.GenericRpcHandler):
             return None
         try:
             self._doorman.caller(handler_call_details.invocation_metadata)
-        except Unauthenticated as error:
+        except Exception as error:  # the library would tell the caller UNKNOWN
             status = status_of(error)
 
             async def refuse(_requests: Any, context: Any) -> None:

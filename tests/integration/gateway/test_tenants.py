@@ -127,6 +127,22 @@ async def test_who_has_no_key_is_refused_before_there_is_a_request(door: House) 
         assert await call.details() == NOBODY[1]
 
 
+async def test_who_names_a_tenant_must_be_an_operator_and_name_one(door: House, worker: ScriptedWorker) -> None:
+    for key, tenant, code, told in (
+        ("acme", "other", Code.PERMISSION_DENIED, "octavo-tenant is for operators"),
+        ("boss", "a/b", Code.INVALID_ARGUMENT, "octavo-tenant is 'a/b': must be one name, of 1 to 64 characters"),
+    ):
+        client = Client(door.ready.grpc, Access(api_key=f"key of {key}", tenant=tenant))
+        refused = await failure(client.generate(request("r1")))
+        await client.channel.close()
+        assert (refused[0], refused[1][: len(told)]) == (code, told)
+    boss = Client(door.ready.grpc, Access(api_key="key of boss", tenant="acme"))
+    await begun(boss, worker)
+    code, _ = await failure(door.acme.generate(request("r1", prompt=(9,))))
+    assert code is Code.ALREADY_EXISTS
+    await boss.channel.close()
+
+
 async def test_a_tenant_goes_before_others_only_where_it_may(door: House, worker: ScriptedWorker) -> None:
     told = (
         "priority is 2; requests of tenant acme may have 0 at most: `octavo keys limit acme --max-priority 2` allows it"
