@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.integration.worker_model.conftest import AnyRunner, Loaded
     from worker.engine import Engine
 
-COUNT, FEW = 60, 30
+COUNT, FEW = 60, 16
 """Requests, and those to the real model."""
 CROWD = 10
 """Requests at once."""

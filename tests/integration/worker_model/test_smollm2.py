@@ -80,8 +80,7 @@ def test_logits_are_those_of_transformers(smollm2: Loaded) -> None:
             assert (logits - expected[length - 1]).norm() / expected[length - 1].norm() < 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.bfloat16, 1), (torch.float32, 2)], ids=str)
 def test_every_path_gives_the_same_bits(dtype: torch.dtype, threads: int, smollm2: Loaded) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
