@@ -32,7 +32,7 @@ from kvstore.scripts import load_scripts
 from kvstore.translation import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 KEPT_S: Final = 30 * 86_400
 """How long after its end a batch is known."""
@@ -136,7 +136,7 @@ class BatchStore:
         self.keys = Keys(namespace)
         self.redis = _client(url)
         self._url = url
-        self._script = load_scripts()["batch"]
+        self._scripts = load_scripts()
 
     def create(self, batch_id: str, settings: Settings) -> None:
         """A new batch; one that is there already is left as it is."""
@@ -211,6 +211,15 @@ class BatchStore:
         with self.translated():
             return bool(self.redis.set(self.keys.chore(chore), 1, nx=True, ex=every_s))
 
+    def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Runs ``lua/<name>.lua``."""
+        script = self._scripts[name]
+        with self.translated():
+            try:
+                return self.redis.evalsha(script.sha1, len(keys), *keys, *arguments)
+            except NoScriptError:
+                return self.redis.eval(script.source, len(keys), *keys, *arguments)
+
     def close(self) -> None:
         """Closes the connections."""
         self.redis.close()
@@ -230,12 +239,7 @@ class BatchStore:
         ttl = str(KEPT_S * 1000) if after is not None and after.ended else ""
         flat = [part for pair in told.items() for part in pair]
         among = f" {' '.join(before)} " if before else ""
-        arguments = (batch_id, among, after or "", stamp, ttl, *flat)
-        with self.translated():
-            try:
-                state: Any = self.redis.evalsha(self._script.sha1, len(keys), *keys, *arguments)
-            except NoScriptError:
-                state = self.redis.eval(self._script.source, len(keys), *keys, *arguments)
+        state = self.script("batch", keys, (batch_id, among, after or "", stamp, ttl, *flat))
         return _state(batch_id, state) if state else None
 
 

@@ -88,6 +88,7 @@ name                            type                what
 ``batches``                     sorted set          ids of batches by when they were accepted (Redis clock, ms).
 ``batches:open``                set                 ids of those that have not ended.
 ``batches:chore:<chore>``       string              that somebody has done it within its time; its TTL is that time.
+``batches:turns``               sorted set, TTL     tenants by when a batch of theirs had its last turn (s).
 ``batches:queue``               no key              name of the queue of rq that has a job for each of these. rq's own
                                                     keys begin with ``rq:``, whatever the namespace: a queue's is
                                                     ``rq:queue:<its name>``.
@@ -245,6 +246,10 @@ class Keys:
 
     def chore(self, name: str) -> str:
         return self._name("batches", "chore", name)
+
+    @property
+    def batch_turns(self) -> str:
+        return self._name("batches", "turns")
 
     @property
     def batch_queue(self) -> str:

@@ -17,9 +17,10 @@ from gateway.batch.journal import Journal, Locked
 from gateway.batch.lines import FileError, checked, parse
 from gateway.batch.run import BatchRun
 from gateway.client import Client
-from kvstore.batch_queue import CurrentJob, again
+from kvstore import batch_turns
+from kvstore.batch_queue import CurrentJob, again, queue_of
 from kvstore.batches import IN_FLIGHT, BatchState, BatchStore
-from kvstore.errors import BrokerError, MalformedValue
+from kvstore.errors import BrokerError, KvError, MalformedValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -167,10 +168,12 @@ class Job:
         access = await asyncio.to_thread(self._config.access, batch.settings.tenant)
         async with Client([each.strip() for each in targets], accept_s=ACCEPT_S, access=access) as client:
             in_flight = batch.settings.in_flight or self._config.in_flight
-            run = BatchRun(client, batch, lines, journal, self._tell, in_flight)
+            tenant = batch.settings.tenant
+            run = BatchRun(client, batch, lines, journal, self._tell, lambda: self._others_wait(tenant), in_flight)
             if batch.state is BatchState.CANCELLING:
                 await run.cancel_open()
                 return True
+            await asyncio.to_thread(batch_turns.begin, self._place.store, tenant)
             return await run.run(self._leave)
 
     async def _journal(self) -> Journal | None:
@@ -197,6 +200,14 @@ class Job:
                 line = parse(number, raw)
                 if line is not None and line.id not in ids:
                     yield line
+
+    def _others_wait(self, tenant: str) -> bool:
+        """Where that can't be known nobody is given way to."""
+        try:
+            return batch_turns.others_wait(self._place.store, queue_of(self._place.store), tenant)
+        except KvError as error:
+            logger.warning("batch %s: %s", self._id, error)
+            return False
 
     def _tell(self, progress: Progress) -> BatchState | None:
         """A broker that is away ends nothing: results are in the file."""

@@ -42,6 +42,30 @@ TICK_S: Final = 0.5
 """Between two times that progress is told, and that it is asked whether to go on."""
 
 
+TURN_S: Final = 30.0
+"""So long a batch runs before it looks whether those of others wait."""
+STALLED_S: Final = 5.0
+"""So long where it waits for something, and no line ends."""
+GAVE_WAY: Final = "batches of other tenants have their turn"
+
+
+@dataclass(slots=True)
+class Turn:
+    """A part of a run. Times are of a monotonic clock, in seconds."""
+
+    began_s: float
+    ended: int
+    """Lines that have ended, when that was seen last."""
+    moved_s: float
+    """When there was one more."""
+
+    def over(self, ended: int, now_s: float, *, waits: bool) -> bool:
+        """Whether it is, with so many lines ended. `waits`: some wait for something."""
+        if ended != self.ended:
+            self.ended, self.moved_s = ended, now_s
+        return now_s - self.began_s >= TURN_S or (waits and now_s - self.moved_s >= STALLED_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a call failed. `wait_s`: what the gateway says to wait; None: it does not say."""
@@ -53,7 +77,8 @@ class Failure:
 
 class BatchRun:
     """One worker's run of a batch. `lines`: those without a result, in order, of which `in_flight` run at once. `tell`:
-    takes progress, and says in what state the batch is; called in a thread, and raises what ends the run."""
+    takes progress, and says in what state the batch is; `others_wait`: whether batches of others do, to which it gives
+    way after a turn. Both are called in a thread, and raise what ends the run."""
 
     def __init__(
         self,
@@ -62,6 +87,7 @@ class BatchRun:
         lines: Iterator[Line],
         journal: Journal,
         tell: Callable[[Progress], BatchState | None],
+        others_wait: Callable[[], bool],
         in_flight: int,
     ) -> None:
         self._caller = caller
@@ -69,6 +95,8 @@ class BatchRun:
         self._lines = lines
         self._journal = journal
         self._tell = tell
+        self._others_wait = others_wait
+        self._gives_way = False
         self._in_flight = in_flight
         self._open: dict[int, str] = {}
         """Request ids of lines that are under way, by number."""
@@ -78,8 +106,8 @@ class BatchRun:
         self._before = len(journal.tally.ids)
 
     async def run(self, leave: asyncio.Event) -> bool:
-        """Until every line has a result, or the batch is cancelled; then True. False: it was told to leave, and what it
-        has asked for goes on.
+        """Until every line has a result, or the batch is cancelled; then True. False: it was told to leave, or gives
+        way, and what it has asked for goes on.
 
         Raises OSError, and what `tell` raises; requests go on then, too.
         """
@@ -91,7 +119,8 @@ class BatchRun:
             either: list[asyncio.Future[Any]] = [working, leaving, watching]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
-                watching.result()
+                if not watching.result():
+                    return False
                 await cancelled(tasks)
                 await self.cancel_open()
                 return True
@@ -112,8 +141,12 @@ class BatchRun:
         return Progress(
             **tally.counts,
             lines_per_s=round((len(tally.ids) - self._before) / max(elapsed, 1e-3), 3),
-            trouble=next(iter(self._trouble.values()), ""),
+            trouble=next(iter(self._trouble.values()), GAVE_WAY if self._gives_way else ""),
         )
+
+    def _new_turn(self) -> Turn:
+        now_s = time.monotonic()
+        return Turn(now_s, len(self._journal.tally.ids), now_s)
 
     async def cancel_open(self) -> None:
         """Ends what runs of it: of this run, or of one that was killed, whose lines are the next ones."""
@@ -124,15 +157,22 @@ class BatchRun:
             with suppress(grpc.aio.AioRpcError):
                 await ended
 
-    async def _watch(self) -> None:
-        """Returns when the batch is to end."""
+    async def _watch(self) -> bool:
+        """Returns when it is not to go on: True, as the batch is cancelled; False, as others have their turn."""
+        turn = self._new_turn()
         while True:
             await asyncio.sleep(TICK_S)
             progress = self.progress()  # only what is synced is told
             await asyncio.to_thread(self._journal.sync)
             # None: the broker has lost it. Its results are wanted all the same.
             if await asyncio.to_thread(self._tell, progress) not in (BatchState.RUNNING, None):
-                return
+                return True
+            ended = len(self._journal.tally.ids)
+            if turn.over(ended, time.monotonic(), waits=bool(self._trouble)):
+                if await asyncio.to_thread(self._others_wait):
+                    self._gives_way = True
+                    return False
+                turn = self._new_turn()
 
     async def _work(self) -> None:
         for line in self._lines:

@@ -53,7 +53,7 @@ def worker(
     HTTP run as its tenant's. Others are of the key's own tenant.
     """
     from gateway.batch.job import JobConfig
-    from kvstore.batch_queue import BatchWorker
+    from kvstore.batch_worker import BatchWorker
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     batches.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 
+from gateway.batch import batches
 from gateway.batch.batches import Place
 from kvstore.api_keys import ApiKey, digest_of, entry_of, limits_of
 from kvstore.batches import BatchState
@@ -15,8 +17,6 @@ from kvstore.key_file import KeyFile
 from kvstore.tenants import Quota
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.integration.batch.conftest import World
 
 NONE = {"file": "file-" + "0" * 24, "batch": "batch_" + "0" * 24}
@@ -85,6 +85,34 @@ async def test_lines_run_as_the_tenant_of_their_batch_and_as_nobody_else(world: 
     exist = [await world.broker.call("EXISTS", world.broker.keys.job(f"acme/{batch_id}.{each}")) for each in (1, 4, 5)]
     assert exist == [1, 1, 0]
     assert await world.broker.call("EXISTS", world.broker.keys.job(f"{batch_id}.1")) == 0
+
+
+@pytest.mark.timeout(120)
+async def test_a_batch_that_waits_holds_up_nobody_elses(world: World, tmp_path: Path) -> None:
+    """One worker of batches, and the first batch is of a tenant that may send a request in ten seconds."""
+    keys = await keys_in(tmp_path / "keys")
+    await KeyFile(Path(keys)).put(limits_of("acme", Quota(requests_per_minute=6)))
+    async with (
+        world.fleet(http_port=0, batches=str(world.place.folder), keys=keys),
+        Tenant(world, "acme") as acme,
+        Tenant(world, "other") as other,
+        world.batch_worker("b0", "--api-key", "key of boss"),
+    ):
+        slow = (await acme.create(await acme.upload(*(line(number) for number in range(8))))).json()["id"]
+        later = (await acme.create(await acme.upload(line(9)))).json()["id"]
+        await world.until(slow, lambda batch: bool(batch.progress.trouble))
+        quick = (await other.create(await other.upload(*(line(number) for number in range(20))))).json()["id"]
+        ended = await world.ended(quick)
+        assert (ended.state, ended.progress.done) == (BatchState.COMPLETED, 20)
+        waits = await world.status(slow)
+        assert (waits.state, (await world.status(later)).state) == (BatchState.RUNNING, BatchState.QUEUED)
+        assert waits.progress.done < 8
+        await acme.post(f"/batches/{later}/cancel")
+        assert (await world.ended(slow)).progress.done == 8
+        assert sorted(json.loads(each)["custom_id"] for each in batches.results(world.place, slow)) == [
+            f"l{number}" for number in range(8)
+        ]
+    assert (await world.ledger())["accepted"] == 8 + 20
 
 
 async def test_what_is_another_tenants_is_as_unknown_as_what_never_was(world: World, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_an_open_id_without_a_batch_is_forgotten(store: BatchStore) -> None:
 
 async def test_the_intermediate_queue_is_looked_through_within_seconds(opened: BatchStore) -> None:
     """A worker that died between taking a job and beginning it."""
-    from kvstore.batch_queue import BatchWorker
+    from kvstore.batch_worker import BatchWorker
 
     await asyncio.to_thread(enqueue, opened, ID)
     queue = queue_of(opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,7 +16,7 @@ from gateway.batch import run as module
 from gateway.batch import verdicts
 from gateway.batch.journal import Journal, results
 from gateway.batch.lines import Line
-from gateway.batch.run import BatchRun
+from gateway.batch.run import STALLED_S, TURN_S, BatchRun, Turn
 from kvstore.batches import Batch, BatchState, Progress, Settings
 from octavo.v1.inference_pb2 import ERROR, STOP, Chunk, GenerateRequest, GenerateResponse, Usage
 
@@ -83,7 +84,8 @@ class World:
         self.state: BatchState | None = BatchState.RUNNING
         self.leave = asyncio.Event()
         batch = Batch("b", BatchState.RUNNING, Settings(total=count, model="m", in_flight=0, priority=-7))
-        self.run = BatchRun(fleet, batch, lines(count, start), self.journal, self.tell, in_flight)
+        self.others = False
+        self.run = BatchRun(fleet, batch, lines(count, start), self.journal, self.tell, lambda: self.others, in_flight)
 
     def tell(self, progress: Progress) -> BatchState | None:
         self.told.append(progress)
@@ -211,4 +213,32 @@ async def test_a_disk_that_is_full_ends_the_run_and_leaves_nothing_running(
     with pytest.raises(OSError, match="no space left"):
         await world.end()
     assert fleet.running == 0
+    assert fleet.cancelled == set()
+
+
+def test_a_turn_ends_by_its_time_or_when_all_waits_and_nothing_ends() -> None:
+    turn = Turn(100.0, ended=3, moved_s=100.0)
+    assert not turn.over(3, 100.0 + STALLED_S, waits=False)
+    assert turn.over(3, 100.0 + STALLED_S, waits=True)
+    assert not turn.over(4, 100.0 + STALLED_S + 1, waits=True)  # one more has ended
+    assert not turn.over(4, 100.0 + 2 * STALLED_S, waits=True)
+    assert turn.over(4, 101.0 + 2 * STALLED_S, waits=True)
+    assert not turn.over(5, 99.9 + TURN_S, waits=False)
+    assert turn.over(6, 100.0 + TURN_S, waits=False)
+
+
+async def test_after_its_turn_it_gives_way_to_others_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALLED_S", 0.01)
+    fleet = Fleet({"b.2": [error(grpc.StatusCode.RESOURCE_EXHAUSTED, 60_000)]})
+    world = World(tmp_path, fleet, 3)
+    running = asyncio.create_task(world.end())
+    moment = time.monotonic() + 0.1
+    await until(lambda: time.monotonic() > moment)  # some turns
+    assert not running.done()
+    world.others = True
+    assert not await running
+    assert world.results.keys() == {"l1", "l3"}
+    assert world.told[-1].trouble == "RESOURCE_EXHAUSTED: why"
     assert fleet.cancelled == set()
