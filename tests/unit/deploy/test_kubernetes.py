@@ -164,7 +164,7 @@ def test_only_gateways_and_workers_reach_redis() -> None:
     (rule,) = policy["spec"]["ingress"]
     (peer,) = rule["from"]
     assert peer["podSelector"]["matchExpressions"] == [
-        {"key": "app", "operator": "In", "values": ["gateway", "worker"]}
+        {"key": "app", "operator": "In", "values": ["gateway", "worker", "batch"]}
     ]
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in policy["spec"]
