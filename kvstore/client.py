@@ -27,6 +27,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from kvstore.errors import BrokerError, BrokerTooOld, BrokerUnreachable, BrokerUrl, BrokerWrongType
@@ -181,6 +182,22 @@ class Broker:
             raise BrokerUnreachable(f"broker at {where} did not answer in {limit:g} s") from None
 
 
+class _Pool(ConnectionPool):
+    """The library's, but for connections that are being made while it is closed: they would stay open."""
+
+    closed = False
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await super().aclose()
+
+    async def ensure_connection(self, connection: Any) -> None:
+        await super().ensure_connection(connection)
+        if self.closed:
+            await connection.disconnect(nowait=True)
+            raise RedisConnectionError("the connections were closed by this process")
+
+
 async def connect(config: BrokerConfig) -> Broker:
     """Connects and checks what it finds.
 
@@ -221,7 +238,7 @@ def _client(config: BrokerConfig) -> Redis:
     )
     if "path" not in options:
         options.update(socket_connect_timeout=config.connect_timeout_s, socket_keepalive=True)
-    return Redis.from_pool(ConnectionPool(**options))
+    return Redis.from_pool(_Pool(**options))
 
 
 async def _wait_until_reachable(broker: Broker) -> None:

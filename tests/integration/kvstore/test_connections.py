@@ -118,6 +118,22 @@ async def test_a_closed_broker_says_so(broker_url: str, namespace: str) -> None:
         await broker.call("PING")
 
 
+async def test_a_broker_that_is_closed_while_it_connects_keeps_no_connection(broker_url: str, namespace: str) -> None:
+    """The moment that matters is that in which a socket is opened: it is closed at each turn of the loop up to it."""
+    for turns in range(12):
+        broker = Broker(BrokerConfig(broker_url, namespace))
+        call = asyncio.create_task(broker.call("PING", retry=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await broker.close()
+        await asyncio.wait([call], timeout=5)
+        assert call.done()
+        call.exception()  # it may have had its answer before
+        pool = broker.commands.connection_pool
+        assert [each for each in pool._available_connections if each.is_connected] == [], turns
+        assert not pool._in_use_connections
+
+
 async def test_a_cancelled_command_is_cancelled_even_when_its_reply_is_there(broker: Broker) -> None:
     """The moment that matters is the turn of the loop in which the reply arrives, so it is tried at many of them."""
     dice = random.Random(2)
