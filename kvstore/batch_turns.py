@@ -7,10 +7,10 @@ they did. Before a worker takes a job it puts the one first whose turn it is: rq
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvstore.batches import BatchState
 from kvstore.errors import MalformedValue
 
 if TYPE_CHECKING:
@@ -39,13 +39,15 @@ def next_up(waiting: Iterable[Waiting], turns: Mapping[str, float]) -> str | Non
     return first.id if first is not None else None
 
 
-def begin(store: BatchStore, tenant: str) -> None:
-    """A batch of a tenant begins a turn. That is known for a day, or until the broker has lost it: who goes first
-    depends on it, and nothing else. Raises BrokerError."""
+def note(store: BatchStore, tenant: str) -> None:
+    """A batch of a tenant has its turn, or had it. That is known for a day, or until the broker has lost it: who goes
+    first depends on it, and nothing else. Raises BrokerError."""
+    name = store.keys.batch_turns
     with store.translated():
         now: Any = store.redis.time()
-        store.redis.zadd(store.keys.batch_turns, {tenant: now[0] + now[1] / 1e6})
-        store.redis.expire(store.keys.batch_turns, KNOWN_S)
+        store.redis.zadd(name, {tenant: now[0] + now[1] / 1e6})
+        store.redis.zremrangebyscore(name, 0, now[0] - KNOWN_S)
+        store.redis.expire(name, KNOWN_S)
 
 
 def arrange(store: BatchStore, queue: Queue) -> None:
@@ -62,16 +64,14 @@ def arrange(store: BatchStore, queue: Queue) -> None:
 
 
 def others_wait(store: BatchStore, queue: Queue, tenant: str) -> bool:
-    """Whether a batch of somebody else is in the queue, or will be: those that came by HTTP have no job before a worker
-    looks. Raises BrokerError."""
+    """Whether an open batch of somebody else is run by no worker: it is in the queue, came by HTTP and has no job yet,
+    or its worker died, and whoever is free will find it. Raises BrokerError."""
     with store.translated():
-        queued = set(queue.get_job_ids())
-    found = (store.get(each) for each in {*store.open_ids(), *queued})
+        now_s = time.time()  # rq's clock: that of whoever renews an execution
+        running: Any = store.redis.zrangebyscore(queue.started_job_registry.key, now_s, "+inf")
+    taken = {execution.decode().partition(":")[0] for execution in running}
     return any(
-        batch is not None
-        and batch.settings.tenant != tenant
-        and (batch.state is BatchState.QUEUED or batch.id in queued)
-        for batch in found
+        each.tenant != tenant for each in _waiting(store, [each for each in store.open_ids() if each not in taken])
     )
 
 

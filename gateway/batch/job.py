@@ -15,7 +15,7 @@ from gateway.access import AccessError, read_access
 from gateway.batch.batches import Place
 from gateway.batch.journal import Journal, Locked
 from gateway.batch.lines import FileError, checked, parse
-from gateway.batch.run import BatchRun
+from gateway.batch.run import STALLED_S, BatchRun
 from gateway.client import Client
 from kvstore import batch_turns
 from kvstore.batch_queue import CurrentJob, again, queue_of
@@ -120,7 +120,7 @@ class Job:
             return None
         try:
             batch = await asyncio.to_thread(self._checked)
-            journal = await self._journal()
+            journal = await self._journal(batch.settings.tenant)
             if journal is None:
                 return again()
             try:
@@ -173,12 +173,15 @@ class Job:
             if batch.state is BatchState.CANCELLING:
                 await run.cancel_open()
                 return True
-            await asyncio.to_thread(batch_turns.begin, self._place.store, tenant)
-            return await run.run(self._leave)
+            await asyncio.to_thread(batch_turns.note, self._place.store, tenant)
+            ended = await run.run(self._leave)
+        # Again, as those that began later may have given way sooner.
+        await asyncio.to_thread(batch_turns.note, self._place.store, tenant)
+        return ended
 
-    async def _journal(self) -> Journal | None:
-        """Waits for whoever writes it: a process that was taken for dead. None: it was told to leave."""
-        told = False
+    async def _journal(self, tenant: str) -> Journal | None:
+        """Waits for whoever writes it: a process that was taken for dead. None: it was told to leave, or gives way."""
+        told, began_s = False, time.monotonic()
         while not self._leave.is_set():
             try:
                 journal = Journal(self._place.results(self._id))
@@ -187,6 +190,10 @@ class Job:
                     logger.warning("batch %s: %s; waiting for its end", self._id, error)
                 told = True
                 await asyncio.sleep(LOCK_PAUSE_S)
+                if time.monotonic() - began_s > STALLED_S:
+                    if await asyncio.to_thread(self._others_wait, tenant):
+                        return None
+                    began_s = time.monotonic()
             else:
                 if journal.cut:
                     logger.warning("batch %s: cut %d bytes of a line that was not whole", self._id, journal.cut)

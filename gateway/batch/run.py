@@ -97,6 +97,8 @@ class BatchRun:
         self._tell = tell
         self._others_wait = others_wait
         self._gives_way = False
+        self._waited_for = batch.progress.trouble if batch.progress.trouble != GAVE_WAY else ""
+        """What the last run waited for: told until something is known of this one."""
         self._in_flight = in_flight
         self._open: dict[int, str] = {}
         """Request ids of lines that are under way, by number."""
@@ -141,8 +143,13 @@ class BatchRun:
         return Progress(
             **tally.counts,
             lines_per_s=round((len(tally.ids) - self._before) / max(elapsed, 1e-3), 3),
-            trouble=next(iter(self._trouble.values()), GAVE_WAY if self._gives_way else ""),
+            trouble=next(iter(self._trouble.values()), self._else_waits_for()),
         )
+
+    def _else_waits_for(self) -> str:
+        """Where no line has told what it waits for."""
+        told = "" if len(self._journal.tally.ids) > self._before else self._waited_for
+        return told or (GAVE_WAY if self._gives_way else "")
 
     def _new_turn(self) -> Turn:
         now_s = time.monotonic()

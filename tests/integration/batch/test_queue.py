@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from rq.serializers import JSONSerializer
 
 from kvstore import batch_queue
 from kvstore.batch_queue import enqueue, queue_of, settle
+from kvstore.batch_turns import arrange, note, others_wait
 from kvstore.batches import BatchState, Progress, Settings
 
 if TYPE_CHECKING:
@@ -55,6 +57,47 @@ def test_what_is_known_of_a_batch(opened: BatchStore) -> None:
     assert opened.cancel(ID) is BatchState.COMPLETED
     assert 0 < opened.redis.ttl(opened.keys.batch(ID)) <= 30 * 86_400
     assert opened.reopen(ID) is BatchState.COMPLETED
+
+
+def test_a_batch_waits_while_no_worker_runs_it(opened: BatchStore) -> None:
+    queue = queue_of(opened)
+
+    def waits() -> bool:
+        assert not others_wait(opened, queue, "")  # they are one tenant's
+        return others_wait(opened, queue, "acme")
+
+    assert waits()  # it has no job yet
+    enqueue(opened, ID)
+    assert waits()
+    opened.start(ID)
+    queue.empty()
+    name = queue.started_job_registry.key
+    opened.redis.zadd(name, {f"{ID}:run": time.time() + 5})
+    assert not waits()
+    opened.redis.zadd(name, {f"{ID}:run": time.time() - 5})
+    assert waits()  # its worker has died
+    opened.redis.delete(name)
+    opened.end(ID, BatchState.CANCELLED)
+    assert not waits()
+
+
+def test_the_job_whose_turn_it_is_goes_first(opened: BatchStore) -> None:
+    queue, ids = queue_of(opened), [f"batch_{number:024x}" for number in (1, 2, 3)]
+    for batch_id, tenant in zip(ids, ("acme", "acme", "other"), strict=True):
+        opened.create(batch_id, Settings(tenant=tenant))
+        enqueue(opened, batch_id)
+    arrange(opened, queue)
+    assert queue.get_job_ids() == ids
+    note(opened, "acme")
+    arrange(opened, queue)
+    assert queue.get_job_ids() == [ids[2], *ids[:2]]
+    note(opened, "other")
+    arrange(opened, queue)
+    assert queue.get_job_ids() == [ids[0], ids[2], ids[1]]
+    assert 0 < opened.redis.ttl(opened.keys.batch_turns) <= 86_400
+    for batch_id in ids:
+        opened.end(batch_id, BatchState.CANCELLED)
+        batch_queue.drop(opened, batch_id)
 
 
 def test_a_batch_is_cancelled_by_whoever_runs_it(opened: BatchStore) -> None:
