@@ -34,7 +34,8 @@ class Form:
         told = _parsed(content_type)
         boundary = told.get_param("boundary")
         if told.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
-            raise Failed(Problem(415, f"content-type is {content_type[:64]!r}: must be multipart/form-data, with a boundary"))
+            limit = "must be multipart/form-data, with a boundary"
+            raise Failed(Problem(415, f"content-type is {content_type[:64]!r}: {limit}"))
         if len(boundary) > MAX_BOUNDARY or not boundary.isascii():
             raise Failed(Problem(400, f"the form's boundary must have at most {MAX_BOUNDARY} ASCII characters"))
         self._delimiter = b"\r\n--" + boundary.encode()
