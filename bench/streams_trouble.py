@@ -145,17 +145,17 @@ class Trouble:
 
 
 async def make_trouble(trouble: Trouble, pause: float, over: asyncio.Event) -> dict[str, Counter[str]]:
-    """All kinds in turn, a pause between two, until `over`."""
+    """All kinds in turn, a pause between two, until `over`; each once in any case, so that all answers are known."""
     answers: dict[str, Counter[str]] = {kind: Counter() for kind in EXPECTED}
     kinds = trouble.kinds()
-    while not over.is_set():
+    while not over.is_set() or not all(answers.values()):
         for kind, make in kinds.items():
             try:
                 async with asyncio.timeout(ANSWER_S):
                     answers[kind][await make()] += 1
             except (OSError, EOFError, TimeoutError) as error:
                 answers[kind][type(error).__name__] += 1
-            if over.is_set():
+            if over.is_set() and all(answers.values()):
                 break
             await asyncio.sleep(pause)
     return answers
