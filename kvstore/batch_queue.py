@@ -36,6 +36,8 @@ KEPT_S: Final = 86_400
 """How long rq knows a job that has ended."""
 ABANDONED_S: Final = 6
 """After so long without a heartbeat a job is taken for abandoned."""
+DELETES: Final = 5
+"""Tries to forget a job that ends just now."""
 LOOK_S: Final = 1
 """Between two looks for abandoned jobs."""
 
@@ -87,7 +89,7 @@ def drop(store: BatchStore, batch_id: str) -> None:
     with store.translated():
         job = _job(store, batch_id)
         if job is not None:
-            job.delete()
+            _delete(job)
 
 
 def settle(store: BatchStore) -> None:
@@ -103,7 +105,7 @@ def settle(store: BatchStore) -> None:
                 continue
             if job is not None:
                 logger.warning("the job of batch %s is %s, and made anew", batch_id, status)
-                job.delete()
+                _delete(job)
             without.append(batch)
         elif status is JobStatus.FAILED and job is not None:
             result = job.latest_result()
@@ -173,3 +175,15 @@ def _job(store: BatchStore, batch_id: str) -> Job | None:
         return Job.fetch(batch_id, connection=store.redis, serializer=JSONSerializer)
     except NoSuchJobError:
         return None
+
+
+def _delete(job: Job) -> None:
+    """rq reads a job's executions one by one, and fails when one ends meanwhile: then there is one less."""
+    for left in reversed(range(DELETES)):
+        try:
+            job.delete()
+        except ValueError:
+            if not left:
+                raise
+        else:
+            return

@@ -185,15 +185,16 @@ class Broker:
 class _Pool(ConnectionPool):
     """The library's, but for connections that are being made while it is closed: they would stay open."""
 
-    closed = False
+    _times_closed = 0
 
     async def aclose(self) -> None:
-        self.closed = True
+        self._times_closed += 1
         await super().aclose()
 
     async def ensure_connection(self, connection: Any) -> None:
+        before = self._times_closed
         await super().ensure_connection(connection)
-        if self.closed:
+        if self._times_closed != before:
             await connection.disconnect(nowait=True)
             raise RedisConnectionError("the connections were closed by this process")
 

@@ -13,9 +13,10 @@ from kvstore.doorbell import RECONNECTED, Doorbell
 from kvstore.embedded import EmbeddedBroker
 from kvstore.entries import PENDING_AT_ONCE
 from kvstore.jobs import Commit, Submitted
+from kvstore.registry import Registry
 from octavo.v1 import inference_pb2
 
-from .conftest import SHORT_TTL_MS, Stage, chunk, on_both_servers, set_stage, until
+from .conftest import LONG_TTL_MS, SHORT_TTL_MS, Stage, chunk, on_both_servers, set_stage, until
 from .proxy import Proxy
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ async def test_a_claim_that_is_lost_while_nobody_reads_is_made_again(stage: Stag
 async def test_what_is_pending_is_looked_through_in_few_reads(stage: Stage) -> None:
     """However few new jobs there is room for: they wait behind it."""
     worker = await stage.worker()
+    await Registry(stage.broker, lease_ttl_ms=LONG_TTL_MS).renew(worker)
     for index in range(PENDING_AT_ONCE + 2):
         await stage.running(f"r{index}", worker)
     stage.jobs.read_again(worker.id, worker.incarnation)
